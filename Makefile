@@ -264,7 +264,8 @@ check-docs: deps build ## Run what the documents show in other languages, and al
 	cargo test --locked --package redis-lock-client --package redis-lock-redlock --doc
 
 .PHONY: lint
-lint: build-deps ## Check format, lints and documentation
+lint: build-deps ## Check format, lints, documentation, and that no part has grown beyond its size
+	@scripts/size --check
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 \
 		|| rustup component add rustfmt clippy
 	cargo fmt --all -- --check

@@ -6,7 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use redis::{PushKind, Value};
-use redis_lock_testing::{Subscriber, TestServer};
+use redis_lock_testing::{Client, TestServer};
 
 /// Words in backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
@@ -59,7 +59,7 @@ fn tokens(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// What is pushed to who has subscribed, as redis-cli prints it.
-fn printed_push(subscriber: &mut Subscriber) -> VecDeque<String> {
+fn printed_push(subscriber: &mut Client) -> VecDeque<String> {
     let (kind, data) = subscriber.pushed();
     let kind = match kind {
         PushKind::Subscribe => "\"subscribe\"",
@@ -83,7 +83,7 @@ fn the_session_of_who_waits_without_blocking_is_as_it_is_shown() {
     // The second terminal is beside the first one.
     let second = heading.find("# terminal 2").unwrap();
     let server = TestServer::start();
-    let (mut client, mut subscriber) = (server.client(), Subscriber::at(server.client()));
+    let (mut client, mut subscriber) = (server.client(), server.client().in_resp3());
     let (mut replies, mut pushed) = (VecDeque::new(), VecDeque::new());
     let mut is_now: BTreeMap<String, String> = BTreeMap::new();
     for line in session.lines() {

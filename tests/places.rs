@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::scene::field;
 use redis_lock_testing::{
-    Client, LONG, Play, Subscriber, TestServer, Told, int, need_files, nil, status,
-    stay_on_one_processor, text, token,
+    Client, LONG, Play, TestServer, Told, int, need_files, nil, status, stay_on_one_processor,
+    text, token,
 };
 
 /// `k` is held, and these owners have places for it.
@@ -93,7 +93,7 @@ fn a_connection_of_resp2_hears_on_a_second_one() {
         panic!("{words:?}");
     };
     assert_eq!(*kind, text("message"));
-    let fence = Told::read(channel, message).token();
+    let fence = Told::parse(channel, message).unwrap().token();
     play.run(&format!("h > LOCK.RENEW k a FENCE {fence} -> 1"));
 }
 
@@ -558,7 +558,7 @@ fn a_channel_is_any_string_of_1024_bytes_at_most() {
         ]
     };
     for channel in [&b""[..], b"\0\r\n\xff", &too_long[..1024]] {
-        let mut ears = Subscriber::at(play.server.client());
+        let mut ears = play.server.client().in_resp3();
         ears.send_words(&[b"SUBSCRIBE", channel]);
         ears.pushed();
         ears.send_words(&place(channel));

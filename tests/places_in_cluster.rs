@@ -2,20 +2,20 @@
 
 use redis::PushKind;
 use redis_lock_testing::scene::waiting;
-use redis_lock_testing::{LONG, MovingSlot, Subscriber, eventually, int, tag, text, token};
+use redis_lock_testing::{Client, LONG, MovingSlot, eventually, int, tag, text, token};
 
 /// A slot of node 0, with a lock that is held, and who hears a channel of that slot.
 struct Scene {
     moving: MovingSlot,
     channel: String,
-    ears: Subscriber,
+    ears: Client,
 }
 
 impl Scene {
     fn held() -> Self {
         let moving = MovingSlot::start();
         let channel = moving.key.replace("lock", "places");
-        let mut ears = Subscriber::at(moving.cluster.client(0));
+        let mut ears = moving.cluster.client(0).in_resp3();
         ears.subscribe(&format!("SSUBSCRIBE {channel}"));
         token(&ears.call(&format!("LOCK.ACQUIRE {} holder {LONG}", moving.key)));
         Self {
@@ -63,7 +63,7 @@ fn a_place_is_told_by_a_sharded_message() {
 #[test]
 fn a_subscription_that_is_not_sharded_hears_nothing_of_places() {
     let mut scene = Scene::held();
-    let mut other = Subscriber::at(scene.moving.cluster.client(0));
+    let mut other = scene.moving.cluster.client(0).in_resp3();
     other.subscribe(&format!("SUBSCRIBE {}", scene.channel));
     scene.place("a");
     scene.ears.send(&format!("SUNSUBSCRIBE {}", scene.channel));
@@ -123,7 +123,7 @@ fn whoever_has_a_place_in_a_slot_that_moves_hears_so_and_the_old_node_forgets_it
     let again = format!("LOCK.ACQUIRE {key} a {LONG} QUEUE 600000 {}", scene.channel);
     assert_eq!(old.error(&again), scene.moving.moved());
     // There the same request is as good as it was here.
-    let mut there = Subscriber::at(scene.moving.cluster.client(1));
+    let mut there = scene.moving.cluster.client(1).in_resp3();
     there.subscribe(&format!("SSUBSCRIBE {}", scene.channel));
     assert_eq!(there.call(&again), int(0));
     assert_eq!(there.call(&format!("LOCK.RELEASE {key} holder")), int(1));
@@ -164,7 +164,7 @@ fn a_place_in_a_slot_that_has_moved_makes_no_deadlock() {
         format!("lock:{{{slot_that_stays}}}"),
         format!("places:{{{slot_that_stays}}}"),
     );
-    let mut ears = Subscriber::at(scene.moving.cluster.client(0));
+    let mut ears = scene.moving.cluster.client(0).in_resp3();
     ears.subscribe(&format!("SSUBSCRIBE {channel}"));
     token(&ears.call(&format!("LOCK.ACQUIRE {key} b {LONG}")));
     let wait = format!("LOCK.ACQUIRE {key} a {LONG} QUEUE 600000 {channel}");

@@ -1,7 +1,7 @@
 //! Places in transactions, scripts and pipelines, where no client can block.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Told, int, status, text};
+use redis_lock_testing::{Client, Connection, Play, Told, int, status, text};
 
 /// A script that asks for a place for `k`.
 fn place(owner: &str, options: &str) -> String {
@@ -44,7 +44,7 @@ fn until_pong(client: &mut Client) -> Vec<Value> {
     client.send("PING");
     let mut all = Vec::new();
     loop {
-        match client.reply() {
+        match Connection::reply(client).unwrap() {
             pong if pong == status("PONG") => return all,
             Value::Array(parts) => all.extend(parts),
             other => all.push(other),
@@ -73,7 +73,7 @@ fn a_connection_that_hears_what_its_own_transaction_caused_hears_it_once() {
                 let [Value::BulkString(channel), Value::BulkString(message)] = &data[..] else {
                     panic!("{data:?}");
                 };
-                assert_eq!(told.replace(Told::read(channel, message)), None);
+                assert_eq!(told.replace(Told::parse(channel, message).unwrap()), None);
             }
             reply => assert!(reply == int(1) || reply == text("after"), "{reply:?}"),
         }

@@ -3,7 +3,7 @@
 
 use redis::{PushKind, Value};
 use redis_lock_testing::scene::{field, transaction};
-use redis_lock_testing::{Play, Subscriber, TestServer, Told};
+use redis_lock_testing::{Play, TestServer, Told};
 
 #[test]
 fn nothing_is_granted_or_written_where_nobody_hears() {
@@ -125,7 +125,7 @@ fn who_listens_on_a_replica_hears_nothing_and_does_not_count() {
 #[test]
 fn a_subscription_to_a_pattern_hears_too_and_one_that_was_ended_does_not() {
     let mut play = Play::start();
-    let mut ears = Subscriber::at(play.server.client());
+    let mut ears = play.server.client().in_resp3();
     ears.subscribe("PSUBSCRIBE c*");
     play.run(
         "h > LOCK.ACQUIRE k h LONG -> H
@@ -138,7 +138,7 @@ fn a_subscription_to_a_pattern_hears_too_and_one_that_was_ended_does_not() {
     let [_, Value::BulkString(channel), Value::BulkString(message)] = &data[..] else {
         panic!("{data:?}");
     };
-    assert_eq!(Told::read(channel, message).owner, "a");
+    assert_eq!(Told::parse(channel, message).unwrap().owner, "a");
     ears.send("PUNSUBSCRIBE c*");
     assert_eq!(ears.pushed().0, PushKind::PUnsubscribe);
     play.run("h > LOCK.RELEASE k a -> 1 \n h > EXISTS k -> 0 \n lock_places_unheard = 1");

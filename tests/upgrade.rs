@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use redis_lock_testing::scene::{await_replicas, await_role};
-use redis_lock_testing::{Client, LONG, Subscriber, TestServer, int, module, status, text, token};
+use redis_lock_testing::{Client, LONG, TestServer, int, module, status, text, token};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
@@ -30,7 +30,7 @@ fn upgrade(node: &mut TestServer, module: &Path, primary: &TestServer) {
 /// Clients that wait for `k`: one blocked, one with a place, and again one blocked.
 struct Line {
     first: Client,
-    place: Subscriber,
+    place: Client,
     last: Client,
 }
 

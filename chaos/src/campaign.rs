@@ -1,41 +1,64 @@
-//! What all campaigns have in common: their arguments, their course, and what they tell.
+//! One campaign: what it is told to do, and its course.
 
-use std::collections::BTreeMap;
-use std::fmt::{self, Display};
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rand::RngExt;
-use redis_lock_testing::Setup;
-use tempfile::TempDir;
+use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis_lock_testing::{Setup, comes_true};
+use tokio::runtime::Runtime;
 
-use crate::history::{Breach, History, Operation, Outcome, Promise};
+use crate::client::sets::{self, Workload};
+use crate::client::{Client, LEASE_MS_MAX, Shared};
+use crate::faults::minority::{Minority, Open};
+use crate::faults::{self, Faults, Victims};
+use crate::fleet::{Fleet, SIDES, Topology};
+use crate::history::{self, Breach, History, Promise, TOLERANCE};
+use crate::library::scenes;
+use crate::library::workers::{Planted, Workers};
+use crate::locks::Locks;
+use crate::protection::{Mode, Protection};
+use crate::{observer, report};
 
 /// How often a campaign tells how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
-/// How many breaches of each promise are shown in full.
-const SHOWN: usize = 3;
+/// How often a campaign that ends at a breach looks for one.
+const SEARCH_EVERY: Duration = Duration::from_secs(2);
 
-/// Where the locks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Topology {
-    /// On one server.
-    One,
-    /// On a primary that sentinels name.
-    Sentinel,
-    /// In a cluster, in which two other primaries vote.
-    Cluster,
+/// How many grants show that locks behind witnesses are at work.
+const AT_WORK: usize = 20;
+
+/// How long it may take until they are, beside the grace period.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+/// How long the clients may take to end once the faults are over. It is longer
+/// than they wait for an answer.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Who takes the locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Who {
+    /// Bare commands of the module.
+    Commands,
+    /// The Rust client, with leases that it renews.
+    Library,
+    /// The Rust client, by sessions.
+    Session,
+    /// Redlock, on several servers.
+    Redlock,
 }
 
-/// The arguments of any campaign.
+/// What the command line says of a campaign.
 #[derive(clap::Args)]
 pub struct Campaign {
     /// How long the faults go on, in seconds
     #[arg(long, visible_alias = "seconds", default_value_t = 300)]
-    pub duration: u64,
+    duration: u64,
     /// The server's binary
     #[arg(long, default_value = "redis-server")]
     server: PathBuf,
@@ -48,7 +71,76 @@ pub struct Campaign {
     seed: Option<u64>,
     /// Write the history to this file, a JSON object a line
     #[arg(long, value_name = "FILE")]
-    pub history: Option<PathBuf>,
+    history: Option<PathBuf>,
+    /// Who takes the locks
+    #[arg(long, value_enum, default_value_t = Who::Commands)]
+    pub client: Who,
+    /// Where the locks are, but for those of a Redlock
+    #[arg(long, value_enum, default_value_t = Topology::One)]
+    topology: Topology,
+    /// How many clients send bare commands at a time: 20, behind witnesses 8
+    #[arg(long)]
+    clients: Option<usize>,
+    /// How many locks they share; on one server these are the exclusive ones, and there
+    /// are a few others
+    #[arg(long, default_value_t = 4)]
+    locks: usize,
+    /// End at the first breach of this promise
+    #[arg(long, value_name = "PROMISE")]
+    until_breach_of: Option<Promise>,
+    /// Succeed if two owners held one lock, and only then; end at that
+    #[arg(long)]
+    expect_breach: bool,
+    /// Do nothing to the nodes
+    #[arg(long)]
+    without_faults: bool,
+    /// Only these faults
+    #[arg(long, value_name = "FAULT", num_args = 1.., value_parser = PossibleValuesParser::new(faults::names()))]
+    only: Vec<String>,
+    /// How servers with witnesses protect holds over fail-overs: min-replicas if not given
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// How many replicas protect, of two: with one, breaches have to be found
+    #[arg(long, default_value_t = 2)]
+    replicas: usize,
+    /// The longest lease of bare commands behind witnesses, in milliseconds; 4000, or 2000
+    /// with a grace period, if not given
+    #[arg(long)]
+    lease_max: Option<u64>,
+    /// The grace period in milliseconds: as long as it has to be if not given
+    #[arg(long)]
+    grace: Option<u64>,
+    /// Have bare commands behind witnesses use the locks for data, and see what becomes of it
+    #[arg(long, value_enum)]
+    workload: Option<Workload>,
+    /// How many tasks each of a library's three clients has
+    #[arg(long, default_value_t = 6)]
+    pub tasks: usize,
+    /// Before that, give so many acquires of a library up at random moments
+    #[arg(long, default_value_t = 0)]
+    cancels: usize,
+    /// Before that, have so many holds and so many waits of one client of a library
+    #[arg(long, default_value_t = 0)]
+    crowd: usize,
+    /// Do this wrong: it has to be found
+    #[arg(long, value_enum)]
+    pub planted: Option<Planted>,
+    /// How many servers a Redlock has: an odd number
+    #[arg(long, default_value_t = 3)]
+    servers: usize,
+    /// How many of these may be hurt at a time: a minority if not given
+    #[arg(long)]
+    most: Option<usize>,
+    /// Start a killed server of these again at once, which Redlock does not promise to
+    /// survive: a breach has to be found
+    #[arg(long)]
+    restart_at_once: bool,
+}
+
+/// All clients.
+enum Crew {
+    Clients(Vec<JoinHandle<Result<(), String>>>),
+    Workers(Workers),
 }
 
 impl Campaign {
@@ -58,129 +150,288 @@ impl Campaign {
             .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000))
     }
 
-    /// What to start.
-    pub fn setup(&self) -> Result<Setup, String> {
+    fn setup(&self) -> Result<Setup, String> {
         let module = self.module.canonicalize();
         let module = module.map_err(|error| format!("{}: {error}", self.module.display()))?;
         Ok(Setup::of(&self.server).module(module))
     }
-}
 
-impl Display for Campaign {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn topology(&self) -> Topology {
+        match self.client {
+            Who::Redlock => Topology::Several(self.servers),
+            _ => self.topology,
+        }
+    }
+
+    fn victims(&self) -> Victims {
+        match (self.client, self.topology().is_watched()) {
+            (Who::Commands, false) => Victims::Commands,
+            (Who::Commands, true) => Victims::Followers,
+            (_, false) => Victims::Library,
+            (_, true) => Victims::Finders,
+        }
+    }
+
+    fn protection(&self) -> Protection {
+        let mode = self.mode.unwrap_or(Mode::MinReplicas);
+        let lease_max_ms = match (self.victims(), mode) {
+            (Victims::Commands | Victims::Library, _) => return Protection::none(LEASE_MS_MAX),
+            (Victims::Followers, Mode::Plain | Mode::MinReplicas) => 4000,
+            _ => LEASE_MS_MAX,
+        };
+        Protection {
+            mode,
+            replicas: self.replicas,
+            lease_max_ms: self.lease_max.unwrap_or(lease_max_ms),
+            grace_ms: self.grace,
+        }
+    }
+
+    fn shared(&self, fleet: &Fleet) -> Shared {
+        let prefix = fleet.prefix();
+        let locks = match self.victims() {
+            Victims::Commands => Locks::new(self.locks),
+            _ => {
+                let name = |n| format!("{prefix}lock-{n}");
+                Locks::named((1..=self.locks).map(name).collect())
+            }
+        };
+        Shared {
+            prefix,
+            workload: self.workload,
+            ..Shared::new(fleet.guide(), self.protection(), locks)
+        }
+    }
+
+    fn minority(&self, open: &Arc<Open>, rng: StdRng) -> Option<Minority> {
+        let most = self
+            .most
+            .unwrap_or((self.servers.saturating_sub(1)) / 2)
+            .min(self.servers);
+        let minority = || Minority::new(most, self.restart_at_once, Arc::clone(open), rng);
+        (self.client == Who::Redlock).then(minority)
+    }
+
+    /// Whether these go together.
+    fn examine(&self) -> Result<(), String> {
+        if self.workload.is_some() && self.victims() != Victims::Followers {
+            return Err(
+                "a workload wants bare commands, and --topology sentinel or cluster".into(),
+            );
+        }
+        if self.client == Who::Redlock && (self.servers < 3 || self.servers.is_multiple_of(2)) {
+            return Err("a majority needs an odd number of servers, 3 at least".into());
+        }
+        Ok(())
+    }
+
+    /// Runs a campaign. Returns whether it came out as it should: without a breach, or with
+    /// one of exclusion where that is expected.
+    pub fn run(&self, seed: u64) -> Result<bool, String> {
+        self.examine()?;
+        let (topology, protection) = (self.topology(), self.protection());
         let (server, module) = (self.server.display(), self.module.display());
-        write!(formatter, "{server} with {module}")
+        let (client, duration) = (self.client, self.duration);
+        println!("seed {seed}, {duration} s, {client:?} on {topology:?}, {protection}");
+        println!("{server} with {module}");
+        let dir = tempfile::Builder::new()
+            .prefix("redis-lock-chaos-")
+            .tempdir();
+        let dir = dir.map_err(|error| error.to_string())?;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let fleet = Fleet::start(&self.setup()?, dir.path(), topology, &protection)?;
+        self.play_scenes(&fleet, rng.random())?;
+        if self.duration == 0 {
+            return Ok(true);
+        }
+        if self.without_faults {
+            fleet.stay_calm()?;
+        }
+        let shared = Arc::new(self.shared(&fleet));
+        let open = Arc::default();
+        let mut faults = Faults::new(
+            fleet,
+            self.victims(),
+            StdRng::seed_from_u64(rng.random()),
+            Arc::clone(&shared),
+            &self.only,
+            self.minority(&open, StdRng::seed_from_u64(rng.random())),
+        )?;
+        let start = Instant::now();
+        let crew = self.start_crew(&faults.fleet, &shared, &open, rng)?;
+        let hurt = self.hurt(&mut faults, &shared);
+        let healed = faults.end();
+        shared.end();
+        let ended = crew.end(&protection);
+        let survived = hurt.and(healed).and(ended);
+        let mut survived = survived.and_then(|()| faults.fleet.examine());
+        if self.workload.is_some() && survived.is_ok() {
+            survived = Client::new(0, seed, Some(0), Arc::clone(&shared)).read_back();
+        }
+        let history = shared.journal.history();
+        let mut breaches = self.judge(history::check(&history, TOLERANCE));
+        if let Some(workload) = self.workload {
+            println!("{}", sets::sum_up(workload, &history, &mut breaches));
+        }
+        if self.client != Who::Commands && survived.is_ok() && breaches.is_empty() {
+            survived = faults.fleet.await_empty();
+        }
+        let broken = report::show(&breaches, &faults.events);
+        let (seconds, all) = (
+            start.elapsed(),
+            report::totals(&history, &faults.counts, &broken),
+        );
+        println!("totals: {:.1} s; {all}; seed {seed}", seconds.as_secs_f64());
+        let is_found = is_found(&breaches, self.expected());
+        let kept = survived.map(|()| is_found == self.expect_breach);
+        self.keep(&history, kept == Ok(true), dir)?;
+        kept
+    }
+
+    /// Writes the history if that is wanted, or if something went wrong. Then the logs stay.
+    fn keep(&self, history: &History, is_well: bool, dir: tempfile::TempDir) -> Result<(), String> {
+        if let Some(path) = &self.history {
+            report::write_history(history, path)?;
+        }
+        if !is_well {
+            let dir = dir.keep();
+            report::write_history(history, &dir.join("history.jsonl"))?;
+            println!("logs and history are in {}", dir.display());
+        }
+        Ok(())
+    }
+
+    fn play_scenes(&self, fleet: &Fleet, seed: u64) -> Result<(), String> {
+        let runtime = Runtime::new().map_err(|error| error.to_string())?;
+        if self.cancels > 0 {
+            let cancels = scenes::cancels(fleet, self.cancels, seed);
+            let granted = runtime.block_on(cancels)?;
+            println!(
+                "{} acquires given up, {granted} granted before",
+                self.cancels
+            );
+        }
+        if self.crowd > 0 {
+            let took = runtime.block_on(scenes::crowd(fleet, self.crowd))?;
+            println!("{} holds and waits: passed on in {took:?}", self.crowd);
+        }
+        Ok(())
+    }
+
+    fn start_crew(
+        &self,
+        fleet: &Fleet,
+        shared: &Arc<Shared>,
+        open: &Arc<Open>,
+        mut rng: StdRng,
+    ) -> Result<Crew, String> {
+        if self.client != Who::Commands {
+            let workers = Workers::start(self, fleet, shared, open, rng)?;
+            return Ok(Crew::Workers(workers));
+        }
+        let is_watched = self.topology.is_watched();
+        let clients = self.clients.unwrap_or(if is_watched { 8 } else { 20 });
+        let start = |number: usize| {
+            // A third of those on one server go by ways of which some stall.
+            let side = match is_watched {
+                true => Some(number % SIDES),
+                false => number.is_multiple_of(3).then_some(number / 3 % SIDES),
+            };
+            let client = Client::new(number, rng.random(), side, Arc::clone(shared));
+            thread::spawn(move || client.run())
+        };
+        let mut threads: Vec<_> = (1..=clients).map(start).collect();
+        if !is_watched {
+            let shared = Arc::clone(shared);
+            threads.push(thread::spawn(move || {
+                observer::watch(&shared);
+                Ok(())
+            }));
+        }
+        Ok(Crew::Clients(threads))
+    }
+
+    /// Hurts something again and again, until the time is over or a breach is found.
+    fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<(), String> {
+        let duration = Duration::from_secs(self.duration);
+        let (started, mut times) = (Instant::now(), 0);
+        let (mut told, mut searched) = (started, started);
+        while started.elapsed() < duration {
+            if self.victims() == Victims::Followers {
+                await_work(shared)?;
+            }
+            if !self.without_faults {
+                faults.inject()?;
+                times += 1;
+            }
+            if told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
+                let (operations, grants) = (journal.operations(), journal.grants());
+                println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
+            }
+            // Elsewhere a history gets too long for that.
+            let is_searched = self.victims() != Victims::Commands || self.until_breach_of.is_some();
+            if is_searched && searched.elapsed() >= SEARCH_EVERY {
+                let breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
+                let promise = self.until_breach_of.or(self.expected());
+                if is_found(&self.judge(breaches), promise) {
+                    break;
+                }
+                searched = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    /// The breaches that count, as they are shown.
+    fn judge(&self, mut breaches: Vec<Breach>) -> Vec<Breach> {
+        // Nothing protects the locks in this mode: what is promised of the data is left.
+        if self.workload.is_some() && self.mode == Some(Mode::Plain) {
+            breaches.retain(|one| one.promise == Promise::Updates);
+        }
+        report::sort(&mut breaches);
+        breaches
+    }
+
+    /// The promise that has to be broken.
+    fn expected(&self) -> Option<Promise> {
+        self.expect_breach.then_some(Promise::Exclusion)
     }
 }
 
-/// A new directory for what the servers store and log.
-pub fn directory() -> Result<TempDir, String> {
-    let mut builder = tempfile::Builder::new();
-    let dir = builder.prefix("redis-lock-chaos-").tempdir();
-    dir.map_err(|error| error.to_string())
+/// Whether there is a breach, of this promise if one is named.
+fn is_found(breaches: &[Breach], promise: Option<Promise>) -> bool {
+    let mut broken = breaches.iter().map(|one| one.promise);
+    broken.any(|broken| promise.is_none_or(|promise| promise == broken))
 }
 
-/// How often, and whether there is something that ends the campaign.
-pub type Search<'s> = (Duration, &'s dyn Fn() -> bool);
+impl Crew {
+    /// Waits until all have taken their last locks.
+    fn end(self, protection: &Protection) -> Result<(), String> {
+        let threads = match self {
+            Self::Workers(workers) => return workers.end(),
+            Self::Clients(threads) => threads,
+        };
+        let patience = 10 * END_TIMEOUT + Duration::from_millis(10 * protection.grace_ms());
+        if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
+            return Err("some clients can't come to an end".into());
+        }
+        let joined = threads.into_iter().map(JoinHandle::join);
+        let panicked = |_| Err("a client panicked".into());
+        let ended: Vec<Result<(), String>> =
+            joined.map(|one| one.unwrap_or_else(panicked)).collect();
+        ended.into_iter().collect()
+    }
+}
 
-/// Hurts something again and again, for this long or until the search finds something.
-pub fn hurt_for(
-    duration: Duration,
-    mut hurt: impl FnMut() -> Result<(), String>,
-    search: Option<Search<'_>>,
-    tell: impl Fn() -> String,
-) -> Result<(), String> {
-    let started = Instant::now();
-    let (mut told, mut searched, mut times) = (started, started, 0);
-    while started.elapsed() < duration {
-        hurt()?;
-        times += 1;
-        if told.elapsed() >= PROGRESS_EVERY {
-            told = Instant::now();
-            let seconds = started.elapsed().as_secs();
-            println!("{seconds:4} s: {}, {times} faults", tell());
-        }
-        if let Some((every, found)) = search
-            && searched.elapsed() >= every
-        {
-            if found() {
-                break;
-            }
-            searched = Instant::now();
-        }
+/// Waits until locks are granted again.
+fn await_work(shared: &Shared) -> Result<(), String> {
+    let before = shared.journal.grants();
+    let grace = Duration::from_millis(shared.protection.grace_ms());
+    let is_at_work = || shared.journal.grants() >= before + AT_WORK;
+    if !comes_true(RECOVERY + grace, is_at_work) {
+        return Err("nobody is granted anything after a fault".into());
     }
     Ok(())
-}
-
-/// How often there was each kind of something.
-pub type Tally = BTreeMap<String, usize>;
-
-/// What came of all operations. What shows that a section relies upon its lock is none.
-pub fn outcomes(history: &History) -> Tally {
-    let mut outcomes = Tally::new();
-    let is_none = |one: &&Operation| one.answered == Some(one.sent);
-    for one in history.operations.iter().filter(|one| !is_none(one)) {
-        let kind = match &one.outcome {
-            Outcome::Granted(_) | Outcome::GrantedWithoutToken => "granted".to_owned(),
-            Outcome::Told { .. } => "told".to_owned(),
-            Outcome::Elements(_) => "read".to_owned(),
-            Outcome::Error(code) => code.to_lowercase(),
-            other => format!("{other:?}").to_lowercase(),
-        };
-        *outcomes.entry(kind).or_default() += 1;
-    }
-    outcomes
-}
-
-/// Each kind with its number, and the sum before them.
-pub fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
-    let mut line = kinds.values().sum::<usize>().to_string();
-    for (index, (kind, count)) in kinds.iter().enumerate() {
-        let separator = if index == 0 { " (" } else { ", " };
-        line.push_str(&format!("{separator}{} {count}", kind.as_ref()));
-    }
-    if !kinds.is_empty() {
-        line.push(')');
-    }
-    line
-}
-
-/// Shows some breaches of each promise, as `tell` tells them. Returns how many there are.
-pub fn show_as(breaches: &[Breach], tell: impl Fn(&Breach) -> String) -> Tally {
-    let mut broken: BTreeMap<Promise, usize> = BTreeMap::new();
-    for breach in breaches {
-        let count = broken.entry(breach.promise).or_default();
-        *count += 1;
-        if *count <= SHOWN {
-            println!("{}", tell(breach));
-        }
-    }
-    let named = broken.iter();
-    named
-        .map(|(promise, count)| (promise.to_string(), *count))
-        .collect()
-}
-
-/// As [`show_as`], with the evidence alone.
-pub fn show(breaches: &[Breach]) -> Tally {
-    show_as(breaches, |one| {
-        format!("breach of {}: {}", one.promise, one.evidence)
-    })
-}
-
-/// Writes a history, a line each, as `--judge` reads it.
-pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
-    let write = || -> std::io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
-        for operation in &history.operations {
-            serde_json::to_writer(&mut file, operation)?;
-            file.write_all(b"\n")?;
-        }
-        for interference in &history.interferences {
-            serde_json::to_writer(&mut file, interference)?;
-            file.write_all(b"\n")?;
-        }
-        file.flush()
-    };
-    write().map_err(|error| format!("{}: {error}", path.display()))
 }

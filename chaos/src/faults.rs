@@ -1,15 +1,14 @@
-//! What is done to the servers and the clients while they work.
+//! What is done to the servers, the clients and the ways between them while all work.
 //!
-//! One fault at a time, and each is over before the next begins, except that
-//! stalled connections stay stalled. So the time in which a fault may have had
-//! an effect is known.
+//! One fault at a time, and each is over before the next begins, except that stalled
+//! connections stay stalled, and that a minority of a Redlock's servers may be hurt together.
+//! So the time in which a fault may have had an effect is known. Behind witnesses all nodes
+//! have found together again before the next one begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,36 +16,54 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Proxy, Server, Setup, Signal, local, reply_text, signal, spawn,
-};
+use redis_lock_testing::{Connection, Fate, Signal, reply_text, signal, spawn};
 
-use crate::clients::CLAIM_TIMEOUT_MS;
+use crate::client::Shared;
 use crate::clock;
-use crate::fsync::Fsync;
+use crate::fleet::{Fleet, SIDES};
 use crate::history::{Effect, MS, Nanos};
-use crate::journal::Journal;
-use crate::locks::Locks;
 
 mod keys;
+pub mod minority;
+mod nodes;
+
+use minority::Minority;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
-const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Action = fn(&mut Faults) -> Result<bool, String>;
 
 #[derive(Clone, Copy)]
 enum Fault {
     Do(Action),
+    /// For a while this comes of what passes between some clients and a node.
+    Pass(Fate),
     /// Commands of a stranger, which have these effects: `{k}` is a lock, `{ms}` a short time.
     Say(&'static [Effect], &'static [&'static str]),
 }
 
-use Fault::{Do, Say};
+use Effect::{BringsBack, ChangesLeases, EndsHolds};
+use Fault::{Do, Pass, Say};
 
-/// The kinds of faults, and how often each comes. Without an expiry a lock whose holder is
-/// gone stays held, so what is persisted gets a new one.
-const FAULTS: [(u32, &str, Fault); 30] = [
+/// Whom faults are meant for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Victims {
+    /// Bare commands on one server.
+    Commands,
+    /// Bare commands behind witnesses.
+    Followers,
+    /// A library on one server.
+    Library,
+    /// A library behind witnesses.
+    Finders,
+}
+
+/// How often it comes, and its name.
+type Kind = (u32, &'static str, Fault);
+
+/// What is done to bare commands on one server. Without an expiry a lock whose holder is gone
+/// stays held, so what is persisted gets a new one.
+const TO_COMMANDS: [Kind; 30] = [
     (2, "server crash", Do(Faults::crash)),
     (2, "server stop", Do(Faults::stop_server)),
     (2, "fail-over", Do(Faults::fail_over)),
@@ -55,195 +72,251 @@ const FAULTS: [(u32, &str, Fault); 30] = [
     (2, "client stop", Do(Faults::stop_client)),
     (2, "stall", Do(Faults::stall)),
     (3, "stall end", Do(Faults::end_stalls)),
-    (4, "kill", Do(|it| it.kill(uses_locks))),
-    (
-        2,
-        "subscriber kill",
-        Do(|it| it.kill(|line| line.contains(" sub=1 "))),
-    ),
-    (
-        2,
-        "messages lost",
-        Do(|it| it.let_pass_as(Fate::MessagesLost)),
-    ),
-    (
-        2,
-        "messages doubled",
-        Do(|it| it.let_pass_as(Fate::MessagesDoubled)),
-    ),
+    (4, "kill", Do(|it| it.kill_any(" cmd=lock."))),
+    (2, "subscriber kill", Do(|it| it.kill_any(" sub=1 "))),
+    (2, "messages lost", Pass(Fate::MessagesLost)),
+    (2, "messages doubled", Pass(Fate::MessagesDoubled)),
     (1, "delay", Do(Faults::delay)),
-    (3, "unblock", Do(|it| it.unblock_with("TIMEOUT"))),
-    (3, "unblock error", Do(|it| it.unblock_with("ERROR"))),
+    (3, "unblock", Do(|it| it.unblock("TIMEOUT"))),
+    (3, "unblock error", Do(|it| it.unblock("ERROR"))),
     (2, "pause", Do(Faults::pause)),
-    (2, "del", Say(&[Effect::EndsHolds], &["DEL {k}"])),
-    (1, "unlink", Say(&[Effect::EndsHolds], &["UNLINK {k}"])),
-    (
-        2,
-        "pexpire",
-        Say(&[Effect::ChangesLeases], &["PEXPIRE {k} {ms}"]),
-    ),
-    (
-        1,
-        "set",
-        Say(&[Effect::EndsHolds], &["SET {k} 1", "DEL {k}"]),
-    ),
-    (
-        2,
-        "rename",
-        Say(&[Effect::EndsHolds], &["RENAME {k} elsewhere"]),
-    ),
-    (1, "flushall", Say(&[Effect::EndsHolds], &["FLUSHALL"])),
-    (
-        2,
-        "persist",
-        Say(
-            &[Effect::ChangesLeases],
-            &["PERSIST {k}", "PEXPIRE {k} 100"],
-        ),
-    ),
+    (2, "del", Say(&[EndsHolds], &["DEL {k}"])),
+    (1, "unlink", Say(&[EndsHolds], &["UNLINK {k}"])),
+    (2, "pexpire", Say(&[ChangesLeases], &["PEXPIRE {k} {ms}"])),
+    (1, "set", Say(&[EndsHolds], &["SET {k} 1", "DEL {k}"])),
+    (2, "rename", Say(&[EndsHolds], &["RENAME {k} elsewhere"])),
+    (1, "flushall", Say(&[EndsHolds], &["FLUSHALL"])),
+    (2, "persist", Say(&[ChangesLeases], &PERSIST)),
     (2, "kill in multi", Do(Faults::kill_in_multi)),
     (2, "hdel", Do(Faults::hdel)),
     (1, "restore", Do(Faults::restore)),
     (1, "copy", Do(Faults::copy)),
     (1, "move", Do(Faults::move_away)),
-    (
-        1,
-        "swapdb",
-        Say(
-            &[Effect::EndsHolds, Effect::BringsBack],
-            &["SWAPDB 0 1", "SWAPDB 0 1"],
-        ),
-    ),
+    (1, "swapdb", Say(&[EndsHolds, BringsBack], &SWAPDB)),
     (2, "oom", Do(Faults::out_of_memory)),
 ];
+const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
+const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
+
+/// What is done to them behind witnesses.
+const TO_FOLLOWERS: [Kind; 11] = [
+    (1, "primary killed", Do(Faults::kill)),
+    (1, BACK_AT_ONCE, Do(Faults::kill_and_restart)),
+    (1, "primary stopped for a moment", Do(Faults::stop_briefly)),
+    (2, "primary stopped", Do(Faults::stop)),
+    (2, CUT_OFF_FROM_PEERS, Do(Faults::cut_off_from_peers)),
+    (1, "primary cut off", Do(Faults::cut_off)),
+    (2, "late replica promoted", Do(Faults::promote_late_one)),
+    (1, "replica late", Do(Faults::delay_replica)),
+    (1, "replica killed", Do(Faults::kill_replica)),
+    (1, "replica stopped", Do(Faults::stop_replica)),
+    (1, "promotion by command", Do(Faults::order_promotion)),
+];
+const BACK_AT_ONCE: &str = "primary killed, back at once";
+const CUT_OFF_FROM_PEERS: &str = "primary cut off from its peers";
+
+/// What is done to a library.
+const TO_LIBRARIES: [Kind; 10] = [
+    (1, "delay", Do(Faults::delay)),
+    (1, "kept back", Pass(Fate::KeptBack)),
+    (2, "half-closed", Pass(Fate::Swallowed)),
+    (1, "commands lost", Pass(Fate::CommandsSwallowed)),
+    (1, "cut at a reply", Pass(Fate::RepliesLost(20))),
+    (1, "replies lost", Pass(Fate::RepliesSwallowed(20))),
+    (1, "messages lost", Pass(Fate::MessagesLost)),
+    (1, "messages doubled", Pass(Fate::MessagesDoubled)),
+    (2, HUNG_UP, Do(Faults::hang_up)),
+    (4, "primary killed", Do(Faults::kill)),
+];
+const HUNG_UP: &str = "hung up";
+
+fn kinds(victims: Victims) -> Vec<Kind> {
+    let (all, but) = match victims {
+        Victims::Commands => (&TO_COMMANDS[..], ""),
+        Victims::Followers => (&TO_FOLLOWERS[..], ""),
+        Victims::Library => (&TO_LIBRARIES[..], "primary killed"),
+        Victims::Finders => (&TO_LIBRARIES[..], HUNG_UP),
+    };
+    all.iter().filter(|kind| kind.1 != but).copied().collect()
+}
+
+/// The names of all kinds.
+pub fn names() -> BTreeSet<&'static str> {
+    let all = TO_COMMANDS.iter().chain(&TO_FOLLOWERS).chain(&TO_LIBRARIES);
+    all.map(|&(_, name, _)| name).collect()
+}
+
+/// What happened, and when.
+pub struct Event {
+    /// When.
+    pub at: Nanos,
+    /// What, for the reader.
+    pub what: String,
+}
 
 /// Everything that can be harmed.
 pub struct Faults {
-    /// What decides.
-    pub rng: StdRng,
-    /// What to start.
-    pub setup: Setup,
-    /// The locks of the campaign.
-    pub locks: Arc<Locks>,
-    /// Where it is written down.
-    pub journal: Arc<Journal>,
-    /// The port of the primary, for the clients.
-    pub primary: Arc<AtomicU16>,
-    /// Between some of the clients and the primary.
-    pub proxy: Proxy,
+    /// The nodes.
+    pub fleet: Fleet,
+    /// What has happened to nodes behind witnesses.
+    pub events: Vec<Event>,
     /// How often each fault was injected.
     pub counts: BTreeMap<&'static str, usize>,
-    nodes: [Server; 2],
-    fsync: Fsync,
+    shared: Arc<Shared>,
+    victims: Victims,
+    rng: StdRng,
+    kinds: Vec<Kind>,
+    primary: usize,
+    /// Where servers are hurt several at a time, how.
+    minority: Option<Minority>,
+    fsync: &'static str,
     process: Option<(Child, JoinHandle<()>)>,
     processes: usize,
     admin: Option<Connection>,
 }
 
 impl Faults {
-    /// Starts a primary, its replica, the proxy and a client process.
-    pub fn start(
-        mut rng: StdRng,
-        setup: Setup,
-        dir: &Path,
-        locks: Arc<Locks>,
-        journal: Arc<Journal>,
+    /// Faults for a fleet, of these kinds or, if none is named, of all.
+    pub fn new(
+        fleet: Fleet,
+        victims: Victims,
+        rng: StdRng,
+        shared: Arc<Shared>,
+        only: &[String],
+        minority: Option<Minority>,
     ) -> Result<Self, String> {
-        let fsync = any_fsync(&mut rng);
-        let claim_timeout = CLAIM_TIMEOUT_MS.to_string();
-        let setup = setup.options(&["--lock.claim-timeout", &claim_timeout]);
-        let node = |name| fsync.of(&setup).in_dir(dir.join(name));
-        let first = Server::start(node("server-1"))?;
-        let second = Server::start(node("server-2").replica_of(first.addr()))?;
-        let primary = Arc::new(AtomicU16::new(first.port()));
-        let proxy = Proxy::to(first.addr())?;
+        let may_start_empty =
+            shared.protection.survives_an_empty_start() && shared.workload.is_none();
+        let mut kinds = kinds(victims);
+        kinds.retain(|(_, name, _)| only.is_empty() || only.iter().any(|one| one == name));
+        kinds.retain(|(_, name, _)| may_start_empty || *name != BACK_AT_ONCE);
+        if kinds.is_empty() {
+            return Err(format!("in this mode there is no fault of {only:?}"));
+        }
         let mut faults = Self {
-            rng,
-            setup,
-            locks,
-            journal,
-            primary,
-            proxy,
+            primary: fleet.await_well()?,
+            fleet,
+            events: Vec::new(),
             counts: BTreeMap::new(),
-            nodes: [first, second],
-            fsync,
+            shared,
+            victims,
+            rng,
+            kinds,
+            minority,
+            fsync: "no",
             process: None,
             processes: 0,
             admin: None,
         };
-        faults.start_client()?;
+        if victims == Victims::Commands {
+            faults.set_any_fsync()?;
+            faults.start_client()?;
+        }
         Ok(faults)
     }
 
-    /// Injects one fault. An error says that a server is broken.
+    /// Injects one fault, and waits until all is well again. An error says that a server
+    /// is broken.
     pub fn inject(&mut self) -> Result<(), String> {
-        let chosen = FAULTS.choose_weighted(&mut self.rng, |(weight, ..)| *weight);
-        let &(_, name, fault) = chosen.map_err(|error| error.to_string())?;
-        let is_done = match fault {
-            Do(action) => action(self)?,
-            Say(effects, lines) => self.run_commands(name, effects, lines)?,
-        };
-        if is_done {
-            *self.counts.entry(name).or_default() += 1;
+        if let Some(minority) = &mut self.minority {
+            if let Some((name, from)) = minority.step(&mut self.fleet)? {
+                self.count(name, from);
+            }
+            return Ok(());
         }
-        self.examine()
-            .map_err(|error| format!("{error}, after the fault \"{name}\""))
+        if self.victims != Victims::Followers {
+            self.sleep(20, 300);
+        }
+        let chosen = self.kinds.choose_weighted(&mut self.rng, |kind| kind.0);
+        let &(_, name, fault) = chosen.map_err(|error| error.to_string())?;
+        let told = |error: String| format!("{error}, in the fault \"{name}\"");
+        let from = clock::now();
+        let is_done = match fault {
+            Do(action) => action(self),
+            Pass(fate) => self.let_pass_as(fate),
+            Say(effects, lines) => self.run_commands(name, effects, lines),
+        };
+        let is_done = is_done.map_err(told)?;
+        self.primary = self.fleet.await_well().map_err(told)?;
+        if is_done {
+            self.count(name, from);
+        }
+        self.fleet.examine().map_err(told)
     }
 
-    /// Whether the servers are well.
-    pub fn examine(&mut self) -> Result<(), String> {
-        Ok(self.nodes.iter_mut().try_for_each(Server::examine)?)
+    fn count(&mut self, name: &'static str, from: Nanos) {
+        *self.counts.entry(name).or_default() += 1;
+        if self.victims != Victims::Commands {
+            let primary = self.primary + 1;
+            self.note(format!("all is well, with node {primary} as primary"));
+            // It excuses no hold, but commands may have been delayed.
+            self.note_effects(name, &[Effect::HoldsCommandsBack], from);
+        }
     }
 
     /// Ends what still goes on.
-    pub fn end(&mut self) {
+    pub fn end(&mut self) -> Result<(), String> {
         self.end_client();
-        self.proxy.close_swallowing();
+        let ways = self.fleet.nodes.iter().flat_map(|node| &node.clients);
+        ways.for_each(|way| way.close_swallowing());
+        match &mut self.minority {
+            Some(minority) => minority.end(&mut self.fleet),
+            None => Ok(()),
+        }
+    }
+
+    fn note(&mut self, what: String) {
+        let at = clock::now();
+        self.events.push(Event { at, what });
     }
 
     /// Notes something that was done since then, and concerns all locks.
-    fn note(&self, what: &str, effects: &[Effect], from: Nanos) {
-        self.journal.interfered(what, effects, None, from);
+    fn note_effects(&self, what: &str, effects: &[Effect], from: Nanos) {
+        self.shared.journal.interfered(what, effects, None, from);
+    }
+
+    fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+        let ms = self.rng.random_range(from_ms..=to_ms);
+        thread::sleep(Duration::from_millis(ms));
     }
 
     fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut connection = match self.admin.take() {
             Some(connection) => connection,
-            None => Connection::open(local(self.primary.load(Ordering::SeqCst))).ok()?,
+            None => self.fleet.nodes[self.primary].server.connect().ok()?,
         };
         let reply = connection.call_while(words, || Instant::now() < deadline)?;
         self.admin = Some(connection);
         Some(reply)
     }
 
-    /// A client by its line in `CLIENT LIST`.
-    fn any_connection(&mut self, suits: impl Fn(&str) -> bool) -> Option<String> {
+    /// A client whose line in `CLIENT LIST` has these.
+    fn any_connection(&mut self, marks: &[&str]) -> Option<String> {
         let list = self.call(&["CLIENT", "LIST"]).and_then(reply_text)?;
+        let suits = |line: &&str| marks.iter().all(|mark| line.contains(mark));
         let ids: Vec<&str> = list
             .lines()
-            .filter(|line| suits(line))
+            .filter(suits)
             .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")))
             .collect();
-        let index = self.rng.random_range(0..ids.len().max(1));
-        ids.get(index).map(ToString::to_string)
+        ids.choose(&mut self.rng).map(ToString::to_string)
     }
 
-    fn kill(&mut self, suits: impl Fn(&str) -> bool) -> Result<bool, String> {
-        let Some(id) = self.any_connection(suits) else {
+    fn kill_any(&mut self, mark: &str) -> Result<bool, String> {
+        let Some(id) = self.any_connection(&[mark]) else {
             return Ok(false);
         };
         Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
     }
 
-    fn unblock_with(&mut self, how: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(|line| uses_locks(line) && line.contains(" flags=b"))
-        else {
+    fn unblock(&mut self, how: &str) -> Result<bool, String> {
+        let Some(id) = self.any_connection(&[" cmd=lock.", " flags=b"]) else {
             return Ok(false);
         };
         let from = clock::now();
         let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
-        self.note("unblock", &[Effect::EndsWaits], from);
+        self.note_effects("unblock", &[Effect::EndsWaits], from);
         Ok(unblocked == Some(Value::Int(1)))
     }
 
@@ -253,185 +326,74 @@ impl Faults {
         let paused = self.call(&["CLIENT", "PAUSE", &ms.to_string(), "WRITE"]);
         thread::sleep(Duration::from_millis(ms));
         self.call(&["CLIENT", "UNPAUSE"]);
-        self.note("pause", &[Effect::HoldsCommandsBack], from);
+        self.note_effects("pause", &[Effect::HoldsCommandsBack], from);
         Ok(paused.is_some())
-    }
-
-    fn stop_server(&mut self) -> Result<bool, String> {
-        let ms = self.rng.random_range(50..=1500);
-        let from = clock::now();
-        self.primary_node().stop()?;
-        thread::sleep(Duration::from_millis(ms));
-        self.primary_node().go_on()?;
-        self.note("server stop", &[Effect::StopsTheServer], from);
-        Ok(true)
     }
 
     fn stall(&mut self) -> Result<bool, String> {
         let share = self.rng.random_range(0.2..=1.0);
-        self.proxy.swallow_on(|| self.rng.random_bool(share));
-        Ok(true)
-    }
-
-    fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {
-        self.proxy.set(fate);
-        thread::sleep(Duration::from_millis(self.rng.random_range(50..=500)));
-        self.proxy.set(Fate::Passes);
-        Ok(true)
-    }
-
-    /// What passes the proxy comes late, commands and messages alike.
-    fn delay(&mut self) -> Result<bool, String> {
-        let ms = self.rng.random_range(20..=200);
-        let from = clock::now();
-        self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
-        let (effects, span) = ([Effect::HoldsCommandsBack], (from, clock::now() + ms * MS));
-        self.journal.interfered_until("delay", &effects, None, span);
+        for way in &self.fleet.nodes[0].clients {
+            way.swallow_on(|| self.rng.random_bool(share));
+        }
         Ok(true)
     }
 
     fn end_stalls(&mut self) -> Result<bool, String> {
         let from = clock::now();
-        self.proxy.close_swallowing();
-        self.note("stall end", &[Effect::EndsStalls], from);
+        let ways = self.fleet.nodes[0].clients.iter();
+        ways.for_each(|way| way.close_swallowing());
+        self.note_effects("stall end", &[Effect::EndsStalls], from);
         Ok(true)
     }
 
-    fn primary_index(&self) -> usize {
-        let port = self.primary.load(Ordering::SeqCst);
-        usize::from(self.nodes[0].port() != port)
-    }
-
-    fn primary_node(&mut self) -> &mut Server {
-        let index = self.primary_index();
-        &mut self.nodes[index]
-    }
-
-    /// The primary crashes and comes back on its data, or without them where
-    /// it has promised nobody to keep them.
-    fn crash(&mut self) -> Result<bool, String> {
-        let loses_writes = self.fsync != Fsync::Always;
-        let forget = loses_writes && self.rng.random_bool(0.5);
-        let next = any_fsync(&mut self.rng);
-        self.admin = None;
-        let from = clock::now();
-        self.primary_node().crash();
-        if loses_writes {
-            self.note("crash", &[Effect::EndsHolds, Effect::BringsBack], from);
-        }
-        thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
-        self.fsync = next;
-        let setup = next.of(&self.setup);
-        let node = self.primary_node();
-        node.setup = setup;
-        if forget {
-            node.forget();
-        }
-        node.restart()?;
-        // The new process knows of no session.
-        let effects = [Effect::StopsTheServer, Effect::HoldsCommandsBack];
-        self.note("crash", &effects, from);
+    fn hang_up(&mut self) -> Result<bool, String> {
+        self.fleet.nodes[0].clients[self.rng.random_range(0..SIDES)].hang_up();
         Ok(true)
     }
 
-    fn replication(&self, node: usize) -> Option<String> {
-        let deadline = Instant::now() + FAILOVER_TIMEOUT;
-        let mut connection = self.nodes[node].connect().ok()?;
-        let patient = || Instant::now() < deadline;
-        connection
-            .call_while(&["INFO", "replication"], patient)
-            .and_then(reply_text)
-    }
-
-    fn replica_in_step(&self) -> bool {
-        self.replication(1 - self.primary_index())
-            .is_some_and(|info| info.contains("master_link_status:up"))
-    }
-
-    /// The primary hands over to its replica, which is promised to lose nothing.
-    fn fail_over(&mut self) -> Result<bool, String> {
-        if !self.replica_in_step() {
-            return Ok(false);
-        }
-        let (old, new) = (self.primary_index(), 1 - self.primary_index());
-        let from = clock::now();
-        if self.call(&["FAILOVER", "TIMEOUT", "5000"]) != Some(Value::Okay) {
-            return Ok(false);
-        }
-        let deadline = Instant::now() + FAILOVER_TIMEOUT;
-        let promoted = loop {
-            if let (Some(there), Some(here)) = (self.replication(new), self.replication(old)) {
-                let over = here.contains("master_failover_state:no-failover");
-                if over && there.contains("role:master") && here.contains("role:slave") {
-                    break true;
-                }
-                if over && here.contains("role:master") && there.contains("role:slave") {
-                    break false;
-                }
-            }
-            if Instant::now() > deadline {
-                return Err("the fail-over does not end".into());
-            }
-            thread::sleep(Duration::from_millis(5));
+    fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {
+        let node = match self.victims {
+            Victims::Finders => self.rng.random_range(0..self.fleet.nodes.len()),
+            _ => 0,
         };
-        if promoted {
-            self.admin = None;
-            self.lead_to(new);
-        }
-        self.note("fail-over", &[Effect::HoldsCommandsBack], from);
-        Ok(promoted)
-    }
-
-    /// The primary crashes, and its replica takes over with what it has.
-    fn promote(&mut self) -> Result<bool, String> {
-        if !self.replica_in_step() {
-            return Ok(false);
-        }
-        let (old, new) = (self.primary_index(), 1 - self.primary_index());
-        let from = clock::now();
-        self.nodes[old].crash();
-        self.admin = self.nodes[new].connect().ok();
-        if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
-            return Err("the replica can't be promoted".into());
-        }
-        let effects = [
-            Effect::EndsHolds,
-            Effect::BringsBack,
-            Effect::StopsTheServer,
-        ];
-        self.note("promotion", &effects, from);
-        self.lead_to(new);
-        let primary = self.nodes[new].addr();
-        self.nodes[old].setup = self.fsync.of(&self.setup).replica_of(primary);
-        self.nodes[old].restart()?;
+        let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
+        sides[self.rng.random_range(0..SIDES)] = true;
+        self.fleet.set(node, sides, fate);
+        self.sleep(10, 1000);
+        self.fleet.set(node, [true; SIDES], Fate::Passes);
         Ok(true)
     }
 
-    /// Has the clients go to another node from now on.
-    fn lead_to(&self, node: usize) {
-        let primary = self.nodes[node].addr();
-        self.primary.store(primary.port(), Ordering::SeqCst);
-        self.proxy.lead_to(primary);
+    /// What passes comes late, commands and messages alike.
+    fn delay(&mut self) -> Result<bool, String> {
+        let ms = self.rng.random_range(1..=250);
+        let from = clock::now();
+        self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
+        let (effects, span) = ([Effect::HoldsCommandsBack], (from, clock::now() + ms * MS));
+        let journal = &self.shared.journal;
+        journal.interfered_until("delay", &effects, None, span);
+        Ok(true)
     }
 
     /// A client in a process of its own, which writes its journal to us.
     fn start_client(&mut self) -> Result<(), String> {
         self.processes += 1;
+        let port = self.fleet.nodes[0].clients[0].addr().port().to_string();
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
         command
-            .args(["--as-client-of", &self.proxy.addr().port().to_string()])
+            .args(["--as-client-of", &port])
             .args(["--seed", &self.rng.random::<u32>().to_string()])
             .args(["--number", &(1000 + self.processes).to_string()])
-            .args(self.locks.names())
+            .args(self.shared.locks.names())
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut child = spawn(command)?;
         let output = child.stdout.take();
-        let journal = Arc::clone(&self.journal);
+        let shared = Arc::clone(&self.shared);
         let reader = thread::spawn(move || {
             if let Some(output) = output {
-                journal.copy_from(BufReader::new(output));
+                shared.journal.copy_from(BufReader::new(output));
             }
         });
         self.process = Some((child, reader));
@@ -456,11 +418,11 @@ impl Faults {
         let Some((process, _)) = &self.process else {
             return Ok(false);
         };
-        let from = clock::now();
-        signal(process.id(), Signal::STOP)?;
-        thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
-        signal(process.id(), Signal::CONT)?;
-        self.note("client stop", &[Effect::StopsClients], from);
+        let (id, from) = (process.id(), clock::now());
+        signal(id, Signal::STOP)?;
+        self.sleep(100, 1500);
+        signal(id, Signal::CONT)?;
+        self.note_effects("client stop", &[Effect::StopsClients], from);
         Ok(true)
     }
 }
@@ -468,18 +430,5 @@ impl Faults {
 impl Drop for Faults {
     fn drop(&mut self) {
         self.end_client();
-    }
-}
-
-/// Whether a line of `CLIENT LIST` is of a client that talks to the module.
-fn uses_locks(line: &str) -> bool {
-    line.contains(" cmd=lock.")
-}
-
-fn any_fsync(rng: &mut StdRng) -> Fsync {
-    match rng.random_range(0..4) {
-        0 => Fsync::No,
-        1 => Fsync::EverySecond,
-        _ => Fsync::Always,
     }
 }

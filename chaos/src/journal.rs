@@ -2,27 +2,11 @@
 
 use std::collections::HashMap;
 use std::io::BufRead;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
-
-/// A line of a client process's journal.
-#[derive(Serialize, Deserialize)]
-enum Entry {
-    Began(Operation),
-    Queued {
-        operation: usize,
-        since: Option<Nanos>,
-    },
-    Ended {
-        operation: usize,
-        answered: Nanos,
-        outcome: Outcome,
-    },
-}
 
 /// The history as it grows.
 #[derive(Default)]
@@ -30,6 +14,7 @@ pub struct Journal {
     history: Mutex<History>,
     /// The operations that may wait, by the id of their connection.
     waiting: Mutex<HashMap<i64, usize>>,
+    grants: AtomicUsize,
     /// Whether each entry is written to the standard output too.
     echo: bool,
 }
@@ -47,9 +32,12 @@ impl Journal {
         }
     }
 
-    fn echo(&self, entry: &Entry) {
+    /// Changes an operation, and writes how it is now if it shall be written.
+    fn change(&self, number: usize, change: impl FnOnce(&mut Operation)) {
+        let operation = &mut lock(&self.history).operations[number];
+        change(operation);
         if self.echo
-            && let Ok(line) = serde_json::to_string(entry)
+            && let Ok(line) = serde_json::to_string(&(number, &*operation))
         {
             println!("{line}");
         }
@@ -58,45 +46,40 @@ impl Journal {
     /// Notes an operation just before it is sent.
     pub fn began(&self, operation: Operation) -> usize {
         let mut history = lock(&self.history);
-        history.operations.push(operation.clone());
-        self.echo(&Entry::Began(operation));
-        history.operations.len() - 1
+        history.operations.push(operation);
+        let number = history.operations.len() - 1;
+        drop(history);
+        self.change(number, |_| {});
+        number
     }
 
     /// Notes since when an operation has its place in a queue, if that is known.
     pub fn queued(&self, operation: usize, since: Option<Nanos>) {
-        let mut history = lock(&self.history);
-        history.operations[operation].queued = since;
-        self.echo(&Entry::Queued { operation, since });
+        self.change(operation, |noted| noted.queued = since);
     }
 
     /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
-        let mut history = lock(&self.history);
-        let noted = &mut history.operations[operation];
-        noted.answered = Some(answered);
-        noted.outcome = outcome.clone();
-        self.echo(&Entry::Ended {
-            operation,
-            answered,
-            outcome,
+        if outcome.token().is_some() {
+            self.grants.fetch_add(1, Ordering::Relaxed);
+        }
+        self.change(operation, |noted| {
+            noted.answered = Some(answered);
+            noted.outcome = outcome;
         });
     }
 
     /// Takes over what a client process writes, until its end.
     pub fn copy_from(&self, lines: impl BufRead) {
-        let mut here = Vec::new();
+        let mut here: Vec<usize> = Vec::new();
         for line in lines.lines().map_while(Result::ok) {
             // The last line of a killed process may be cut off.
-            match serde_json::from_str(&line) {
-                Ok(Entry::Began(operation)) => here.push(self.began(operation)),
-                Ok(Entry::Ended {
-                    operation,
-                    answered,
-                    outcome,
-                }) => self.ended(here[operation], answered, outcome),
-                Ok(Entry::Queued { operation, since }) => self.queued(here[operation], since),
-                Err(_) => break,
+            let Ok((number, operation)) = serde_json::from_str::<(usize, Operation)>(&line) else {
+                break;
+            };
+            match here.get(number) {
+                Some(&known) => self.change(known, |noted| *noted = operation),
+                None => here.push(self.began(operation)),
             }
         }
         let now = clock::now();
@@ -164,6 +147,11 @@ impl Journal {
     /// How many operations there are so far.
     pub fn operations(&self) -> usize {
         lock(&self.history).operations.len()
+    }
+
+    /// How many grants there are so far.
+    pub fn grants(&self) -> usize {
+        self.grants.load(Ordering::Relaxed)
     }
 
     /// The history so far.

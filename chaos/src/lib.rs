@@ -4,16 +4,16 @@
 #![forbid(unsafe_code)]
 
 pub mod campaign;
-pub mod clients;
+pub mod client;
 pub mod clock;
-pub mod commands;
-pub mod failover;
 pub mod faults;
-pub mod fsync;
+pub mod fleet;
 pub mod history;
 pub mod journal;
 pub mod library;
 pub mod locks;
 pub mod observer;
+pub mod protection;
+pub mod report;
 pub mod scene;
 pub mod words;

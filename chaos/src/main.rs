@@ -7,12 +7,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
 
-use clap::{Parser, ValueEnum};
-use redis_lock_chaos::campaign::{self, Campaign, Topology};
-use redis_lock_chaos::library::workers::Kind;
-use redis_lock_chaos::{commands, failover, library};
+use clap::Parser;
+use redis_lock_chaos::campaign::Campaign;
+use redis_lock_chaos::client::{Client, LEASE_MS_MAX, Shared};
+use redis_lock_chaos::fleet::Guide;
+use redis_lock_chaos::journal::Journal;
+use redis_lock_chaos::locks::Locks;
+use redis_lock_chaos::protection::Protection;
+use redis_lock_chaos::report;
+use redis_lock_testing::local;
 
 /// Runs locks under faults, and checks what the clients saw.
 #[derive(Parser)]
@@ -20,25 +25,6 @@ use redis_lock_chaos::{commands, failover, library};
 struct Arguments {
     #[command(flatten)]
     campaign: Campaign,
-    /// Who takes the locks
-    #[arg(long, value_enum, default_value_t = Who::Commands)]
-    client: Who,
-    /// Where the locks are, but for those of a Redlock
-    #[arg(long, value_enum, default_value_t = Topology::One)]
-    topology: Topology,
-    /// How many clients send bare commands at a time: 20, through fail-overs 8
-    #[arg(long)]
-    clients: Option<usize>,
-    /// How many locks they share; on one server these are the exclusive ones, and there
-    /// are a few others
-    #[arg(long, default_value_t = 4)]
-    locks: usize,
-    #[command(flatten, next_help_heading = "Bare commands on one server")]
-    commands: commands::Options,
-    #[command(flatten, next_help_heading = "Bare commands through fail-overs")]
-    failover: failover::Options,
-    #[command(flatten, next_help_heading = "Libraries")]
-    library: library::Options,
     /// Judge the history that an earlier campaign left in this file
     #[arg(long, value_name = "FILE")]
     judge: Option<PathBuf>,
@@ -53,29 +39,16 @@ struct Arguments {
     names: Vec<String>,
 }
 
-/// Who takes the locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Who {
-    /// Bare commands of the module.
-    Commands,
-    /// The Rust client, with leases that it renews.
-    Library,
-    /// The Rust client, by sessions.
-    Session,
-    /// Redlock, on several servers.
-    Redlock,
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let seed = arguments.campaign.seed();
-    if let (Some(port), Some(number)) = (arguments.as_client_of, arguments.number) {
-        commands::run_client(port, number, seed, arguments.names);
-        return ExitCode::SUCCESS;
-    }
-    let kept = match &arguments.judge {
-        Some(path) => commands::judge(path),
-        None => run(&arguments, seed),
+    let kept = match (arguments.as_client_of, &arguments.judge) {
+        (Some(port), _) => {
+            let number = arguments.number.unwrap_or_default();
+            run_client(port, number, seed, arguments.names)
+        }
+        (None, Some(path)) => report::judge(path),
+        (None, None) => arguments.campaign.run(seed),
     };
     match kept {
         Ok(true) => ExitCode::SUCCESS,
@@ -87,58 +60,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a campaign. Returns whether it came out as it should.
-fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
-    let Arguments {
-        campaign,
-        client,
-        topology,
-        locks,
-        ..
-    } = arguments;
-    println!("seed {seed}, {} s, {campaign}", campaign.duration);
-    let (setup, dir) = (campaign.setup()?, campaign::directory()?);
-    let course = (seed, Duration::from_secs(campaign.duration));
-    let by_library = |kind| {
-        let servers = (&setup, dir.path());
-        library::run(
-            &arguments.library,
-            (kind, *topology),
-            *locks,
-            servers,
-            course,
-        )
+/// Is one client, for a campaign that reads our output.
+fn run_client(port: u16, number: usize, seed: u64, names: Vec<String>) -> Result<bool, String> {
+    let guide = Guide::to(local(port));
+    let shared = Shared {
+        journal: Journal::echoing(),
+        ..Shared::new(guide, Protection::none(LEASE_MS_MAX), Locks::named(names))
     };
-    let kept = match (client, topology) {
-        (Who::Commands, Topology::One) if arguments.failover.workload.is_some() => {
-            Err("a workload wants --topology sentinel or cluster".into())
-        }
-        (Who::Commands, Topology::One) => {
-            let many = (arguments.clients.unwrap_or(20), *locks);
-            commands::run(
-                &arguments.commands,
-                many,
-                (setup.clone(), dir.path()),
-                course,
-            )
-        }
-        (Who::Commands, Topology::Sentinel | Topology::Cluster) => {
-            let (many, servers) = (
-                (arguments.clients.unwrap_or(8), *locks),
-                (&setup, dir.path()),
-            );
-            failover::run(&arguments.failover, *topology, many, servers, course)
-        }
-        (Who::Library, _) => by_library(Kind::Client),
-        (Who::Session, _) => by_library(Kind::Session),
-        (Who::Redlock, _) => by_library(Kind::Redlock),
-    };
-    if let (Ok(_), Some(path)) = (&kept, &campaign.history) {
-        let copied = std::fs::copy(dir.path().join("history.jsonl"), path);
-        copied.map_err(|error| format!("{}: {error}", path.display()))?;
-    }
-    if !matches!(kept, Ok(true)) {
-        println!("logs and history are in {}", dir.keep().display());
-    }
-    kept
+    Client::new(number, seed, Some(0), Arc::new(shared)).run()?;
+    Ok(true)
 }

@@ -1,14 +1,13 @@
 //! Watches which clients the server has blocked, so that the order in which
 //! they queued is known, and notes when the server or this machine stood still.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use redis_lock_testing::{Connection, local, reply_text};
+use redis_lock_testing::{Connection, reply_text};
 
-use crate::clients::FaultsEnd;
+use crate::client::Shared;
 use crate::clock;
 use crate::history::{Effect, MS, Nanos};
 use crate::journal::Journal;
@@ -19,16 +18,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(15);
 const PROMPT: Nanos = 30 * MS;
 
 /// Looks until the faults are over.
-pub fn watch(journal: &Journal, primary: &Arc<AtomicU16>, faults_end: &FaultsEnd) {
-    let go_on = || faults_end.load(Ordering::SeqCst) == 0;
-    let mut connected: Option<(u16, Connection)> = None;
+pub fn watch(shared: &Shared) {
+    let (journal, go_on) = (&shared.journal, || !shared.is_over());
+    let mut connected: Option<(SocketAddr, Connection)> = None;
     while go_on() {
         let slept = clock::now();
         thread::sleep(LOOK_EVERY);
         note_a_stop(journal, "a slow machine", slept, LOOK_EVERY);
-        let port = primary.load(Ordering::SeqCst);
-        let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == port) else {
-            connected = Connection::open(local(port)).ok().map(|new| (port, new));
+        let primary = shared.guide.primary(0).unwrap_or_default();
+        let addr = shared.guide.way(primary, None);
+        let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == addr) else {
+            connected = Connection::open(addr).ok().map(|new| (addr, new));
             continue;
         };
         let before = journal.waiting();

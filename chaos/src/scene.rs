@@ -1,231 +1,350 @@
-//! Scenes: a few clients that do as they are told, one thing after the other,
-//! and no faults but those that the scene wants.
+//! Scenes as text: a few clients that do as they are told, one thing after the other, and no
+//! faults but those that the scene wants.
+//!
+//! ```text
+//! a takes l LEASE 5000               asks for the lock, and waits for the answer
+//! b waits l LEASE 100 BLOCK 5000     asks, and is seen in the queue
+//! b asks l LEASE 100 BLOCK 5000      only asks, as `b would renew l 5000` does
+//! b answered                         waits for the answer
+//! c queues l LEASE 100 QUEUE 5000    has a place in the queue, and `c repeats` the request
+//! c told                             what a message says of the place
+//! c deaf                             from now on it hears none
+//! a renews l 5000                    and so `a releases l`, `a pings l`, `a closes l`
+//! a releases l, killing b            in one transaction, and so `a takes`, after the kill
+//! a changes l for m, killing b       the kill, then the lock m is taken and l released; what b
+//!                                    is told then of its place
+//! c releases l if held               where its last answer was a grant, or a renewal
+//! primary set lock.min-replicas 1    or `all set`, on the replica too
+//! primary fails over                 or `primary lost`
+//! replica in step                    or `cut off`, or `promoted`
+//! until b seen                       in the queue, or answered
+//! until a withheld                   its answer, or it is answered
+//! until a refused                    as its renewals are without a replica, or `until a taken`
+//! after 700 ms
+//! within 4000 ms                     of the last `takes`, or the scene ends here
+//! ```
+//!
+//! Whoever is named connects when it is named first, and asks as the owner of its name: `a`
+//! and `a'` are one owner.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Proxy, SOON, Server, Setup, Told, Wait, eventually, local,
-};
+use redis_lock_testing::{Connection, Fate, SOON, Setup, Wait, eventually};
 
-use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd};
-use crate::fsync::Fsync;
-use crate::history::{
-    self, Acquire, Breach, History, Mode, Operation, Outcome, Request, TOLERANCE,
-};
-use crate::journal::Journal;
-use crate::words::{outcome, outcome_of_place};
+use crate::client::{Asked, Client, Connected, LEASE_MS_MAX, Shared, Wrap};
+use crate::fleet::{Fleet, Topology};
+use crate::history::{self, Acquire, Breach, History, Mode, Outcome, Request, TOLERANCE};
+use crate::locks::Locks;
+use crate::protection::{CLAIM_TIMEOUT_MS, Protection};
 use crate::{clock, observer};
 
 /// A server with its replica, and what happens there.
 pub struct Scene {
-    /// The primary, and its replica if there is one.
-    pub servers: Vec<Server>,
-    /// The way of the replica to the primary.
-    link: Option<Proxy>,
-    port: Arc<AtomicU16>,
-    journal: Arc<Journal>,
-    over: Arc<FaultsEnd>,
+    fleet: Fleet,
+    shared: Arc<Shared>,
     observer: Option<JoinHandle<()>>,
     admin: Connection,
-    parties: usize,
+    parties: BTreeMap<String, Party>,
+    connected: usize,
     claim_ms: u64,
-    dir: tempfile::TempDir,
-    setup: Setup,
+    /// When a lock was asked for last.
+    asked: Instant,
+    _dir: tempfile::TempDir,
 }
 
 /// One client as one owner.
-pub struct Party {
-    number: usize,
-    /// As whom it asks.
-    pub owner: String,
-    connection: Connection,
-    /// The server's number of its connection.
-    pub id: i64,
-    journal: Arc<Journal>,
-    asked: Option<(usize, Request)>,
-    /// Hears the channel of its name.
-    ears: Option<Connection>,
+struct Party {
+    client: Client,
+    asked: Option<Asked>,
     /// The request that stands in the queue.
     place: Option<usize>,
-    /// How long what a message grants to it lasts unclaimed.
-    claim_ms: u64,
+    last: Outcome,
 }
+
+/// The release of one hold.
+const RELEASE: Request = Request::Release {
+    hold: None,
+    fence: None,
+    all: false,
+};
 
 impl Scene {
     /// Starts such a server.
-    pub fn start(setup: Setup) -> Self {
+    pub fn start(setup: &Setup) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
-        let claim_timeout = CLAIM_TIMEOUT_MS.to_string();
-        let setup = Fsync::No.of(&setup);
-        let setup = setup.options(&["--lock.claim-timeout", &claim_timeout]);
-        let primary = Server::start(setup.clone().in_dir(dir.path().join("server-1")))
-            .expect("the server starts");
-        let journal = Arc::new(Journal::default());
-        let over = Arc::new(FaultsEnd::new(0));
-        let port = Arc::new(AtomicU16::new(primary.port()));
-        let observer = {
-            let (journal, port, over) = (journal.clone(), port.clone(), over.clone());
-            thread::spawn(move || observer::watch(&journal, &port, &over))
-        };
+        let protection = Protection::none(LEASE_MS_MAX);
+        let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection);
+        let fleet = fleet.expect("the servers start");
+        let shared = Shared::new(fleet.guide(), protection, Locks::named(Vec::new()));
+        let shared = Arc::new(shared);
+        let watched = Arc::clone(&shared);
         Self {
-            admin: primary.connect().expect("the server answers"),
-            servers: vec![primary],
-            link: None,
-            port,
-            journal,
-            over,
-            observer: Some(observer),
-            parties: 0,
+            observer: Some(thread::spawn(move || observer::watch(&watched))),
+            admin: connect(&fleet, 0),
+            fleet,
+            shared,
+            parties: BTreeMap::new(),
+            connected: 0,
             claim_ms: CLAIM_TIMEOUT_MS,
-            dir,
-            setup,
+            asked: Instant::now(),
+            _dir: dir,
         }
     }
 
-    /// A new client as this owner.
-    pub fn party(&mut self, owner: &str) -> Party {
-        let port = self.port.load(Ordering::SeqCst);
-        let mut connection = Connection::open(local(port)).expect("the server answers");
-        let Value::Int(id) = call(&mut connection, &["CLIENT", "ID"]) else {
-            panic!("a connection has a number");
+    /// Plays these lines.
+    pub fn play(&mut self, lines: &str) {
+        for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["primary" | "replica" | "all", ..] => self.servers(line),
+                ["after", ms, "ms"] => thread::sleep(Duration::from_millis(number(ms))),
+                ["within", ms, "ms"] => {
+                    if self.asked.elapsed() > Duration::from_millis(number(ms)) {
+                        return;
+                    }
+                }
+                ["until", who, what] => self.until(who, what),
+                [who, ..] => {
+                    let mut party = self.party(who);
+                    let holds = party.last.token().is_some() || party.last == Outcome::Renewed;
+                    let is_left_out = line.ends_with(" if held") && !holds;
+                    if is_left_out || self.act(&mut party, line) {
+                        self.parties.insert(who.to_owned(), party);
+                    }
+                }
+                [] => {}
+            }
+        }
+    }
+
+    /// All clients go.
+    pub fn clear(&mut self) {
+        self.parties.clear();
+    }
+
+    /// The party of this name, which is not there meanwhile.
+    fn party(&mut self, name: &str) -> Party {
+        self.parties.remove(name).unwrap_or_else(|| {
+            self.connected += 1;
+            let id = 5 * self.connected;
+            let mut client = Client::new(id, 0, None, Arc::clone(&self.shared));
+            client.obeys = true;
+            client.name = Some(name.trim_end_matches('\'').to_owned());
+            let connected = client.connected();
+            client.connection = Some(connected);
+            Party {
+                client,
+                asked: None,
+                place: None,
+                last: Outcome::Pending,
+            }
+        })
+    }
+
+    /// What a party does. Returns whether it stays.
+    fn act(&mut self, party: &mut Party, line: &str) -> bool {
+        if let Some((line, name)) = line.split_once(", killing ") {
+            let killed = self.party(name);
+            self.kill(party, line, killed);
+            return true;
+        }
+        let words: Vec<&str> = line.split(' ').collect();
+        let (what, lock) = (words[1], words.get(2).copied().unwrap_or_default());
+        let asked = || Request::Acquire(acquire(&words, self.claim_ms));
+        match what {
+            "takes" => {
+                self.asked = Instant::now();
+                party.ask(lock, asked(), Wrap::Plain);
+                party.answer();
+            }
+            "asks" => party.ask(lock, asked(), Wrap::Plain),
+            "waits" => {
+                party.ask(lock, asked(), Wrap::Plain);
+                let is_seen = self.sees_queued(party);
+                assert!(is_seen, "{line}: {:?}", party.last);
+            }
+            "answered" => party.answer(),
+            "queues" => {
+                assert!(party.client.ears.is_some() || party.client.open_ears(false));
+                party.ask(lock, asked(), Wrap::Plain);
+                let place = party.asked.as_ref().map_or(0, |asked| asked.operation);
+                party.answer();
+                assert_eq!(party.last, Outcome::Pending, "{line}");
+                self.shared.journal.queued(place, Some(clock::now()));
+                party.place = Some(place);
+            }
+            "repeats" => {
+                let request = party.client.line(lock, asked());
+                let replies = party.call(&[&request]);
+                assert_eq!(replies, Value::Int(0), "{line}");
+            }
+            "told" => {
+                party.hear();
+                self.end_place(party);
+            }
+            "deaf" => {
+                party.client.ears = None;
+                party.last = Outcome::Lost;
+                self.end_place(party);
+            }
+            "would" => party.ask(words[3], renew(words[4]), Wrap::Plain),
+            "renews" => party.perform(lock, renew(words[3])),
+            "pings" => party.perform(lock, Request::Ping),
+            "releases" => party.perform(lock, RELEASE),
+            "closes" => {
+                let connected = party.client.connected();
+                party.client.close(lock, connected);
+                return false;
+            }
+            _ => panic!("what is this? {line}"),
+        }
+        true
+    }
+
+    /// In one transaction a party ends the connection of another one, and does something.
+    fn kill(&self, party: &mut Party, line: &str, mut killed: Party) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let lock = words[2];
+        match words[1] {
+            "takes" => {
+                let wrap = Wrap::Transaction(Some(killed.ends(lock)));
+                party.ask(lock, Request::Acquire(acquire(&words, self.claim_ms)), wrap);
+                party.answer();
+            }
+            "releases" => {
+                let wrap = Wrap::Transaction(Some(killed.connected().id));
+                party.ask(lock, RELEASE, wrap);
+                party.answer();
+                killed.answer();
+            }
+            "changes" => {
+                self.change(party, &mut killed, lock, words[4]);
+                killed.hear();
+                self.end_place(&mut killed);
+            }
+            _ => panic!("what is this? {line}"),
+        }
+    }
+
+    fn end_place(&self, party: &mut Party) {
+        let place = party.place.take().expect("it had a place");
+        let outcome = party.last.clone();
+        self.shared.journal.ended(place, clock::now(), outcome);
+    }
+
+    /// In one transaction ends the connection to which a place is bound, takes another
+    /// lock, and gives this one back.
+    fn change(&self, party: &mut Party, session: &mut Party, lock: &str, another: &str) {
+        let kill = format!("CLIENT KILL ID {}", session.ends(lock));
+        let request = Request::Acquire(acquire(&["LEASE", "1000"], 0));
+        let number = party.connected().number;
+        let (acquiring, _) = party.client.began(another, request, number);
+        let (releasing, _) = party.client.began(lock, RELEASE, number);
+        let acquire = party.client.line(another, request);
+        let release = party.client.line(lock, RELEASE);
+        let reply = party.call(&["MULTI", &kill, &acquire, &release, "EXEC"]);
+        let Value::Array(replies) = reply else {
+            panic!("{reply:?}");
         };
-        self.parties += 1;
-        Party {
-            number: self.parties,
-            owner: owner.to_owned(),
-            connection,
-            id,
-            journal: Arc::clone(&self.journal),
-            asked: None,
-            ears: None,
-            place: None,
-            claim_ms: self.claim_ms,
+        let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
+            panic!("{replies:?}");
+        };
+        let (journal, now) = (&self.shared.journal, clock::now());
+        journal.ended(acquiring, now, Outcome::Granted(token));
+        journal.ended(releasing, now, Outcome::Released);
+    }
+
+    /// What becomes of the servers.
+    fn servers(&mut self, line: &str) {
+        match line {
+            "replica in step" => eventually("the replica has everything", || {
+                self.admin("SET written 1");
+                self.admin("WAIT 1 1000") == Value::Int(1)
+            }),
+            "replica cut off" => self.fleet.cut_off_replica(0, 1, Fate::Swallowed),
+            "replica promoted" => {
+                self.lead_to_replica();
+                assert_eq!(self.admin("REPLICAOF NO ONE"), Value::Okay);
+            }
+            "primary lost" => {
+                self.fleet.nodes[0].server.crash();
+                self.servers("replica promoted");
+            }
+            "primary fails over" => {
+                eventually("the fail-over begins", || {
+                    self.admin("FAILOVER TIMEOUT 5000") == Value::Okay
+                });
+                self.lead_to_replica();
+                eventually("the replica is promoted", || {
+                    let info = self.fleet.nodes[1].replication();
+                    info.is_some_and(|info| info.contains("role:master"))
+                });
+            }
+            _ => {
+                let (whom, settings) = line.split_once(" set ").expect("a setting");
+                if let Some(("lock.claim-timeout", ms)) = settings.split_once(' ') {
+                    self.claim_ms = number(ms);
+                }
+                let set = format!("CONFIG SET {settings}");
+                assert_eq!(self.admin(&set), Value::Okay, "{set}");
+                if whom == "all" {
+                    let set: Vec<&str> = set.split(' ').collect();
+                    let done = connect(&self.fleet, 1).call_ok(&set);
+                    done.expect("the replica is configured");
+                }
+            }
         }
     }
 
-    /// As [`Scene::party`], where the client can be told of places.
-    pub fn listener(&mut self, owner: &str) -> Party {
-        let port = self.port.load(Ordering::SeqCst);
-        let mut ears = Connection::open(local(port)).expect("the server answers");
-        call(&mut ears, &["SUBSCRIBE", owner]);
-        Party {
-            ears: Some(ears),
-            ..self.party(owner)
-        }
+    /// Who comes from now on finds the replica.
+    fn lead_to_replica(&mut self) {
+        self.fleet.lead_to(1);
+        self.admin = connect(&self.fleet, 1);
     }
 
     /// Sends a command that is about no lock, with its words between spaces.
-    pub fn admin(&mut self, line: &str) -> Value {
+    fn admin(&mut self, line: &str) -> Value {
         let words: Vec<&str> = line.split(' ').collect();
-        call(&mut self.admin, &words)
+        self.admin.call(&words).expect("the server answers")
+    }
+
+    fn until(&mut self, who: &str, what: &str) {
+        let mut party = self.party(who);
+        match what {
+            "seen" => {
+                self.sees_queued(&party);
+            }
+            "withheld" => eventually("it is withheld or answered", || {
+                let withheld = self.admin.info("lock_replies_withheld");
+                matches!(withheld, Ok(1..)) || party.has_answer()
+            }),
+            _ => eventually(what, || {
+                party.perform("another", renew("1000"));
+                let refused = Outcome::Error("NOREPLICAS".to_owned());
+                (party.last == refused) == (what == "refused")
+            }),
+        }
+        self.parties.insert(who.to_owned(), party);
     }
 
     /// Waits until the server is seen to have this party's request in a queue.
     /// Returns whether it comes to that, and is not answered first.
-    pub fn sees_queued(&self, party: &Party) -> bool {
-        let Some((operation, _)) = party.asked else {
+    fn sees_queued(&self, party: &Party) -> bool {
+        let Some(asked) = &party.asked else {
             return false;
         };
-        eventually("it is seen to wait", || {
-            self.journal.history().operations[operation]
-                .queued
-                .is_some()
-                || party.connection.has_reply()
-        });
-        self.journal.history().operations[operation]
-            .queued
-            .is_some()
-    }
-
-    /// Waits until the server withholds the answer to what this party asked. Says
-    /// whether it comes to that, and is not answered first.
-    pub fn sees_withheld(&mut self, party: &Party) -> bool {
-        let mut is_withheld = false;
-        eventually("it is withheld or answered", || {
-            is_withheld = matches!(self.admin.info("lock_replies_withheld"), Ok(1..));
-            is_withheld || party.has_answer()
-        });
-        is_withheld
-    }
-
-    /// From now on a grant that is told by a message lasts this long unclaimed.
-    pub fn set_claim_timeout(&mut self, ms: u64) {
-        self.claim_ms = ms;
-        self.configure(&format!("lock.claim-timeout {ms}"));
-    }
-
-    /// Adds a replica, and waits until it is in step.
-    pub fn add_replica(&mut self) {
-        let setup = self.setup.clone().in_dir(self.dir.path().join("server-2"));
-        let link = Proxy::to(self.servers[0].addr()).expect("a proxy starts");
-        let replica = Server::start(setup.replica_of(link.addr())).expect("the replica starts");
-        replica.await_link().expect("the replica is in step");
-        self.servers.push(replica);
-        self.link = Some(link);
-        self.await_replica();
-    }
-
-    /// Sets this on each server.
-    pub fn configure(&mut self, settings: &str) {
-        let words: Vec<&str> = ["CONFIG", "SET"]
-            .into_iter()
-            .chain(settings.split(' '))
-            .collect();
-        for server in &self.servers {
-            let mut connection = server.connect().expect("the server answers");
-            assert_eq!(call(&mut connection, &words), Value::Okay, "{settings}");
-        }
-    }
-
-    /// Waits until the replica has all that was written.
-    pub fn await_replica(&mut self) {
-        eventually("the replica has everything", || {
-            self.admin("SET written 1");
-            self.admin("WAIT 1 1000") == Value::Int(1)
-        });
-    }
-
-    /// From now on the replica misses what is written.
-    pub fn cut_off_replica(&mut self) {
-        let link = self.link.as_ref().expect("there is a replica");
-        link.set(Fate::Swallowed);
-    }
-
-    /// Promotes the replica, whatever the primary does. Who comes from now on finds it.
-    pub fn promote(&mut self) {
-        let mut there = self.servers[1].connect().expect("the replica answers");
-        let promoted = call(&mut there, &["REPLICAOF", "NO", "ONE"]);
-        assert_eq!(promoted, Value::Okay);
-        self.port.store(self.servers[1].port(), Ordering::SeqCst);
-        self.admin = there;
-    }
-
-    /// The primary dies, and the replica is promoted.
-    pub fn lose_primary(&mut self) {
-        self.servers[0].crash();
-        self.promote();
-    }
-
-    /// Hands over to the replica.
-    pub fn fail_over(&mut self) {
-        let mut there = self.servers[1].connect().expect("the replica answers");
-        eventually("the fail-over begins", || {
-            self.admin("FAILOVER TIMEOUT 5000") == Value::Okay
-        });
-        eventually("the replica is promoted", || {
-            replication(&mut there).contains("role:master")
-        });
-        self.port.store(self.servers[1].port(), Ordering::SeqCst);
-        self.admin = there;
+        let queued = || self.history().operations[asked.operation].queued.is_some();
+        eventually("it is seen to wait", || queued() || party.has_answer());
+        queued()
     }
 
     /// What the clients saw.
     pub fn history(&self) -> History {
-        self.journal.history()
+        self.shared.journal.history()
     }
 
     /// What is wrong with what the clients saw.
@@ -241,7 +360,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        self.over.store(clock::now(), Ordering::SeqCst);
+        self.shared.end();
         if let Some(observer) = self.observer.take() {
             let _ = observer.join();
         }
@@ -249,249 +368,102 @@ impl Drop for Scene {
 }
 
 impl Party {
-    fn begin(&mut self, lock: &str, request: Request) -> usize {
-        let of = (self.number, 1);
-        let operation = Operation::sent_now(of, lock, &self.owner, request);
-        let operation = self.journal.began(operation);
-        self.asked = Some((operation, request));
-        operation
+    fn ask(&mut self, lock: &str, request: Request, wrap: Wrap) {
+        let connected = self.client.connected();
+        self.asked = Some(self.client.ask(connected, lock, request, wrap));
     }
 
-    fn line(&self, lock: &str, request: Request) -> String {
-        request.line(lock, &self.owner, &self.owner)
+    fn answer(&mut self) {
+        let asked = self.asked.take().expect("something was asked");
+        self.last = self.client.answer(asked);
     }
 
-    fn send(&mut self, line: &str) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let _ = self.connection.send(&words);
+    /// What a message says of its place.
+    fn hear(&mut self) {
+        let deadline = Instant::now() + SOON;
+        let told = self.client.await_told(|_| Instant::now() < deadline);
+        self.last = told.map_or(Outcome::Lost, |(_, outcome)| outcome);
     }
 
-    fn send_request(&mut self, lock: &str, request: Request) -> usize {
-        let operation = self.begin(lock, request);
-        self.send(&self.line(lock, request));
-        operation
+    fn perform(&mut self, lock: &str, request: Request) {
+        self.last = self.client.perform(lock, request);
     }
 
-    fn perform(&mut self, lock: &str, request: Request) -> Outcome {
-        self.send_request(lock, request);
-        self.answer()
-    }
-
-    /// Asks for a lock, with options as on the command line, and doesn't wait for
-    /// the answer.
-    pub fn ask(&mut self, lock: &str, options: &str) {
-        let operation = self.send_request(lock, Request::Acquire(acquire(options)));
-        self.journal.may_wait(self.id, operation);
-    }
-
+    /// Whether something is to be read on one of its connections.
     fn has_answer(&self) -> bool {
-        let mut ways = [&self.connection].into_iter().chain(&self.ears);
+        let ears = self
+            .client
+            .ears
+            .as_ref()
+            .and_then(|ears| ears.second.as_ref());
+        let mut ways = [&self.connected().connection].into_iter().chain(ears);
         ways.any(Connection::has_reply)
     }
 
-    /// The answer to what was asked.
-    pub fn answer(&mut self) -> Outcome {
-        self.answer_or(Outcome::Lost)
+    fn connected(&self) -> &Connected {
+        let asked = self.asked.as_ref().map(|asked| &asked.connected);
+        let connected = asked.or(self.client.connection.as_ref());
+        connected.expect("it is connected")
     }
 
-    fn answer_or(&mut self, closed: Outcome) -> Outcome {
+    /// Its connection is to end with a session. Returns the number of that.
+    fn ends(&mut self, lock: &str) -> i64 {
+        let Connected { number, id, .. } = *self.connected();
+        let (closing, _) = self.client.began(lock, Request::Close, number);
+        self.client.ended(closing, Outcome::Done);
+        id
+    }
+
+    /// The last reply to some commands, which are written down elsewhere.
+    fn call(&mut self, lines: &[&str]) -> Value {
+        let mut connected = self.client.connected();
+        let words = lines.iter().map(|line| line.split(' ').collect());
+        let sent = connected.connection.send_all(&words.collect::<Vec<_>>());
+        sent.expect("the server takes commands");
         let deadline = Instant::now() + SOON;
-        let wait = self.connection.wait(|| Instant::now() < deadline);
-        let (operation, request) = self.asked.take().expect("something was asked");
-        self.journal.waits_no_more(self.id);
-        let outcome = match wait {
-            Wait::Replied(value) => outcome(request, value, 0),
-            Wait::Closed => closed,
-            Wait::GivenUp => Outcome::Silent,
-        };
-        self.journal.ended(operation, clock::now(), outcome.clone());
-        outcome
-    }
-
-    /// Asks for a lock and waits for the answer.
-    pub fn acquire(&mut self, lock: &str, options: &str) -> Outcome {
-        self.ask(lock, options);
-        self.answer()
-    }
-
-    /// Asks for a place in the queue for this long. There has to be one.
-    pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
-        let operation = self.begin(lock, self.place(options, wait_ms));
-        self.place = Some(operation);
-        self.queue_again(lock, options, wait_ms);
-        self.journal.queued(operation, Some(clock::now()));
-    }
-
-    /// The request for a place that these options make.
-    fn place(&self, options: &str, wait_ms: u64) -> Request {
-        Request::Acquire(Acquire {
-            block_ms: Some(wait_ms),
-            claim_ms: Some(self.claim_ms),
-            ..acquire(options)
-        })
-    }
-
-    /// Sends the same request again.
-    pub fn queue_again(&mut self, lock: &str, options: &str, wait_ms: u64) {
-        self.send(&self.line(lock, self.place(options, wait_ms)));
-        let deadline = Instant::now() + SOON;
-        let Wait::Replied(Value::Int(0)) = self.connection.wait(|| Instant::now() < deadline)
-        else {
-            panic!("{} has no place", self.owner);
-        };
-    }
-
-    /// What is told of its place.
-    pub fn told(&mut self) -> Outcome {
-        let deadline = Instant::now() + SOON;
-        let ears = self.ears.as_mut().expect("it hears");
-        let outcome = match ears.wait(|| Instant::now() < deadline) {
-            Wait::Replied(heard) => {
-                let told = Told::of(&heard).expect("a message tells of a place");
-                outcome_of_place(&told)
-            }
-            Wait::Closed => Outcome::Lost,
-            Wait::GivenUp => Outcome::Silent,
-        };
-        let operation = self.place.take().expect("it had a place");
-        self.journal.ended(operation, clock::now(), outcome.clone());
-        outcome
-    }
-
-    /// From now on it hears nothing.
-    pub fn stop_listening(&mut self) {
-        self.ears = None;
-        let operation = self.place.take().expect("it had a place");
-        self.journal.ended(operation, clock::now(), Outcome::Lost);
-    }
-
-    /// Asks for another lease, and doesn't wait for the answer.
-    pub fn ask_to_renew(&mut self, lock: &str, lease_ms: u64) {
-        let fence = None;
-        self.send_request(lock, Request::Renew { lease_ms, fence });
-    }
-
-    /// Renews a lease.
-    pub fn renew(&mut self, lock: &str, lease_ms: u64) -> Outcome {
-        self.ask_to_renew(lock, lease_ms);
-        self.answer()
-    }
-
-    /// Gives one hold back.
-    pub fn release(&mut self, lock: &str) -> Outcome {
-        self.perform(lock, RELEASE)
-    }
-
-    /// Shows that the connection lives.
-    pub fn ping(&mut self, lock: &str) -> Outcome {
-        self.perform(lock, Request::Ping)
-    }
-
-    /// Closes the connection.
-    pub fn close(mut self, lock: &str) {
-        let operation = self.begin(lock, Request::Close);
-        drop(self.connection);
-        self.journal.ended(operation, clock::now(), Outcome::Done);
-    }
-
-    /// In one transaction gives the lock back and ends the connection of one that
-    /// waits for it.
-    pub fn release_and_kill(&mut self, lock: &str, mut victim: Party) {
-        let operation = self.begin(lock, RELEASE);
-        let kill = format!("CLIENT KILL ID {}", victim.id);
-        let reply = self.transaction(&[&self.line(lock, RELEASE), &kill]);
-        self.end(operation, outcome(RELEASE, reply, 0));
-        victim.answer_or(Outcome::Lost);
-    }
-
-    /// In one transaction ends the connection of a session and asks for the lock.
-    pub fn kill_and_acquire(&mut self, lock: &str, mut session: Party, options: &str) -> Outcome {
-        let kill = session.ends(lock);
-        let request = Request::Acquire(acquire(options));
-        let operation = self.begin(lock, request);
-        let reply = self.transaction(&[&kill, &self.line(lock, request)]);
-        self.end(operation, outcome(request, reply, 0))
-    }
-
-    /// In one transaction ends the connection to which a place is bound, takes another
-    /// lock, and gives this one back.
-    pub fn kill_acquire_and_release(&mut self, session: &mut Party, another: &str, lock: &str) {
-        let kill = session.ends(lock);
-        let request = Request::Acquire(acquire("LEASE 1000"));
-        let acquiring = self.begin(another, request);
-        let releasing = self.begin(lock, RELEASE);
-        let (acquire, release) = (self.line(another, request), self.line(lock, RELEASE));
-        let reply = self.transaction(&[&kill, &acquire, &release]);
-        let Value::Array(replies) = reply else {
-            panic!("{reply:?}");
-        };
-        let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
-            panic!("{replies:?}");
-        };
-        self.end(acquiring, Outcome::Granted(token));
-        self.end(releasing, Outcome::Released);
-    }
-
-    /// Its connection is to end with a session. Returns the command that ends it.
-    fn ends(&mut self, lock: &str) -> String {
-        let closing = self.begin(lock, Request::Close);
-        self.end(closing, Outcome::Done);
-        format!("CLIENT KILL ID {}", self.id)
-    }
-
-    fn end(&mut self, operation: usize, outcome: Outcome) -> Outcome {
-        self.asked = None;
-        self.journal.ended(operation, clock::now(), outcome.clone());
-        outcome
-    }
-
-    fn transaction(&mut self, lines: &[&str]) -> Value {
-        for line in [&["MULTI"], lines, &["EXEC"]].concat() {
-            self.send(line);
-        }
-        let (replies, deadline) = (lines.len() + 2, Instant::now() + SOON);
-        let wait = (self.connection).wait_for(replies, || Instant::now() < deadline);
+        let wait = (connected.connection).wait_for(lines.len(), || Instant::now() < deadline);
         let Wait::Replied(value) = wait else {
-            panic!("a transaction is answered");
+            panic!("{lines:?} are answered");
         };
+        self.client.connection = Some(connected);
         value
     }
 }
 
-/// The release of one hold.
-const RELEASE: Request = Request::Release {
-    hold: None,
-    fence: None,
-    all: false,
-};
-
-fn call(connection: &mut Connection, words: &[&str]) -> Value {
-    connection.call(words).expect("the server answers")
+fn connect(fleet: &Fleet, node: usize) -> Connection {
+    let connection = fleet.nodes[node].server.connect();
+    connection.expect("the server answers")
 }
 
-fn replication(connection: &mut Connection) -> String {
-    let info = connection.info_section("replication");
-    info.expect("the server answers")
+fn number(word: &str) -> u64 {
+    word.parse()
+        .unwrap_or_else(|_| panic!("{word} is no number"))
+}
+
+fn renew(lease_ms: &str) -> Request {
+    Request::Renew {
+        lease_ms: number(lease_ms),
+        fence: None,
+    }
 }
 
 /// The request that these options make.
-fn acquire(options: &str) -> Acquire {
-    let words: Vec<&str> = options.split(' ').collect();
-    let number = |name: &str| {
+fn acquire(words: &[&str], claim_ms: u64) -> Acquire {
+    let option = |name: &str| {
         let at = words.iter().position(|word| *word == name)?;
-        words.get(at + 1)?.parse::<u64>().ok()
+        words.get(at + 1).map(|word| number(word))
     };
-    let mode = match number("LIMIT") {
-        Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
-        None if words.contains(&"SHARED") => Mode::Shared,
-        None => Mode::Exclusive,
-    };
+    let place_ms = option("QUEUE");
     Acquire {
-        lease_ms: number("LEASE").unwrap_or(30_000),
-        block_ms: number("BLOCK"),
-        mode,
-        hold: number("HOLD"),
+        lease_ms: option("LEASE").unwrap_or(30_000),
+        block_ms: place_ms.or(option("BLOCK")),
+        mode: match option("LIMIT") {
+            Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
+            None if words.contains(&"SHARED") => Mode::Shared,
+            None => Mode::Exclusive,
+        },
+        hold: option("HOLD"),
         session: words.contains(&"SESSION"),
-        claim_ms: None,
+        claim_ms: place_ms.map(|_| claim_ms),
     }
 }

@@ -7,6 +7,7 @@
 //! `place-outlived`: their scenes in `planted_faults` do.
 
 mod planted;
+mod side_by_side;
 
 use std::path::Path;
 use std::process::Command;
@@ -39,6 +40,28 @@ const FAULTS: [(&str, &str); 21] = [
 /// The seeds of the campaigns that must catch a fault, one after the other.
 const SEEDS: [u32; 2] = [1, 2];
 
+/// Which faults are found through fail-overs, and how. Without one nothing protects.
+const THROUGH_FAIL_OVERS: [(&str, &str); 9] = [
+    (
+        "none",
+        "sentinel; plain; primary killed; primary killed, back at once",
+    ),
+    ("none", "sentinel; plain; primary stopped"),
+    ("none", "sentinel; plain; primary cut off from its peers"),
+    ("none", "sentinel; plain; late replica promoted"),
+    ("none", "cluster; plain; late replica promoted"),
+    (
+        "acknowledgement-not-awaited",
+        "sentinel; min-replicas; late replica promoted",
+    ),
+    ("hand-off-not-covered", "sentinel; min-replicas"),
+    (
+        "renewal-not-covered",
+        "sentinel; min-replicas; late replica promoted",
+    ),
+    ("grace-ignored", "sentinel; grace"),
+];
+
 /// Whether a campaign with a fault comes out as it should, and what it says.
 fn campaign(module: &Path, fault: &str, seed: u32, arguments: &[&str]) -> (bool, String) {
     let scratch = tempfile::tempdir().unwrap();
@@ -53,118 +76,40 @@ fn campaign(module: &Path, fault: &str, seed: u32, arguments: &[&str]) -> (bool,
         .unwrap();
     let report = [output.stdout, output.stderr].concat();
     let report = String::from_utf8_lossy(&report).into_owned();
+    let last = report.lines().rfind(|line| line.starts_with("totals: "));
+    println!("{fault}, {arguments:?}: {}", last.unwrap_or_default());
     (output.status.success(), report)
 }
 
-/// Campaigns on one server catch all faults that break this promise.
-#[track_caller]
-fn assert_caught(promise: &str) {
-    let arguments = ["--duration", "60", "--until-breach-of", promise];
-    let breaking = FAULTS.iter().filter(|(_, broken)| *broken == promise);
-    for (fault, seed) in breaking.flat_map(|(fault, _)| SEEDS.map(|seed| (fault, seed))) {
+#[test]
+#[ignore = "random, for `make planted`"]
+fn a_planted_fault_is_found_on_one_server() {
+    let runs = FAULTS.iter().flat_map(|run| SEEDS.map(|seed| (run, seed)));
+    side_by_side::play(runs.collect(), |((fault, promise), seed)| {
+        let arguments = ["--duration", "60", "--until-breach-of", promise];
         let (_, report) = campaign(planted::module(), fault, seed, &arguments);
         let is_caught = report.contains(&format!("breach of {promise}: "));
-        assert!(is_caught, "{fault}, {promise}:\n{report}");
-        let last = report.lines().rfind(|line| line.starts_with("totals: "));
-        println!("{fault}: {}", last.unwrap_or_default());
-    }
+        (!is_caught).then(|| format!("{fault}, {promise}:\n{report}"))
+    });
 }
 
 #[test]
 #[ignore = "random, for `make planted`"]
-fn what_breaks_exclusion_is_found() {
-    assert_caught("exclusion");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn what_breaks_possession_is_found() {
-    assert_caught("possession");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn what_breaks_the_rise_of_tokens_is_found() {
-    assert_caught("tokens");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn what_breaks_the_order_is_found() {
-    assert_caught("order");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn what_breaks_liveness_is_found() {
-    assert_caught("liveness");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn a_deadlock_that_nobody_is_told_of_is_found() {
-    assert_caught("deadlock");
-}
-
-/// A campaign of at most five minutes finds two owners in one lock.
-#[track_caller]
-fn assert_found_by_fail_overs(module: &Path, fault: &str, topology: &str, arguments: &[&str]) {
-    let until_found = [
-        "--topology",
-        topology,
-        "--expect-breach",
-        "--duration",
-        "300",
-    ];
-    let (succeeds, report) = campaign(module, fault, 1, &[&until_found, arguments].concat());
-    let is_found = succeeds && report.contains("breach of exclusion: ");
-    assert!(is_found, "{fault}, {arguments:?}: {report}");
-    let last = report.lines().last().unwrap_or_default();
-    println!("{fault}, {arguments:?}: {last}");
-}
-
-const LATE_REPLICA: [&str; 2] = ["--only", "late replica promoted"];
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn what_an_unprotected_fail_over_loses_is_found() {
-    let kinds = [
-        &["primary killed", "primary killed, back at once"][..],
-        &["primary stopped"],
-        &["primary cut off from its peers"],
-        &["late replica promoted"],
-    ];
-    let under_sentinel = kinds.map(|kinds| ("sentinel", kinds));
-    let in_cluster = ("cluster", &["late replica promoted"][..]);
-    for (topology, kinds) in under_sentinel.into_iter().chain([in_cluster]) {
-        let arguments = [&["--mode", "plain", "--only"][..], kinds].concat();
-        assert_found_by_fail_overs(&redis_lock_testing::module(), "none", topology, &arguments);
-    }
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn grants_that_wait_for_no_replica_are_found() {
-    let fault = "acknowledgement-not-awaited";
-    assert_found_by_fail_overs(planted::module(), fault, "sentinel", &LATE_REPLICA);
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn hand_offs_that_wait_for_no_replica_are_found() {
-    assert_found_by_fail_overs(planted::module(), "hand-off-not-covered", "sentinel", &[]);
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn renewals_that_wait_for_no_replica_are_found() {
-    let fault = "renewal-not-covered";
-    assert_found_by_fail_overs(planted::module(), fault, "sentinel", &LATE_REPLICA);
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
-fn grants_in_the_grace_period_are_found() {
-    let grace = ["--mode", "grace"];
-    assert_found_by_fail_overs(planted::module(), "grace-ignored", "sentinel", &grace);
+fn two_owners_are_found_through_fail_overs() {
+    side_by_side::play(THROUGH_FAIL_OVERS.to_vec(), |(fault, how)| {
+        let module = match fault {
+            "none" => redis_lock_testing::module(),
+            _ => planted::module().to_owned(),
+        };
+        let mut words = how.split("; ");
+        let [topology, mode] = [(); 2].map(|()| words.next().unwrap_or_default());
+        let mut arguments = vec!["--expect-breach", "--duration", "300"];
+        arguments.extend(["--topology", topology, "--mode", mode]);
+        for kind in words {
+            arguments.extend(["--only", kind]);
+        }
+        let (succeeds, report) = campaign(&module, fault, 1, &arguments);
+        let is_found = succeeds && report.contains("breach of exclusion: ");
+        (!is_found).then(|| format!("{fault}, {how}: {report}"))
+    });
 }

@@ -2,17 +2,14 @@
 //! nothing to luck, and that finds nothing wrong without the fault.
 
 mod planted;
+mod side_by_side;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use redis_lock_chaos::campaign::write_history;
-use redis_lock_chaos::history::{Breach, Outcome, Promise};
-use redis_lock_chaos::scene::{Party, Scene};
-use redis_lock_testing::{Setup, binary, eventually};
-
-/// A fault that takes each fiftieth chance takes one of this many.
-const ROUNDS: usize = 55;
+use redis_lock_chaos::history::{Breach, Promise};
+use redis_lock_chaos::report::write_history;
+use redis_lock_chaos::scene::Scene;
+use redis_lock_testing::{Setup, binary};
 
 /// A scene is played again if the machine stood still just then.
 const ATTEMPTS: usize = 5;
@@ -21,478 +18,346 @@ const ATTEMPTS: usize = 5;
 const KEPT_OVER_FAIL_OVERS: [Promise; 3] =
     [Promise::Exclusion, Promise::Tokens, Promise::Possession];
 
-fn play(fault: &str, scene: impl Fn(&mut Scene)) -> Vec<Breach> {
-    let setup = Setup::of(binary()).module(planted::module());
-    let mut stage = Scene::start(setup.environment("REDISLOCK_PLANTED_FAULT", fault));
-    scene(&mut stage);
-    // For somebody else to judge: the name says what it has to find.
-    if let Some(folder) = std::env::var_os("REDISLOCK_HISTORIES") {
-        let test = std::thread::current();
-        let test = test.name().unwrap_or_default();
-        let file = format!("{test}.{}.jsonl", fault.replace('/', "-"));
-        write_history(&stage.history(), &Path::new(&folder).join(file)).unwrap();
-    }
-    stage.breaches()
+/// A scene is a paragraph: what it shows, its faults and the promises that each breaks, and
+/// its lines ([`redis_lock_chaos::scene`]). It is played once, so many `times` for `{n}` from
+/// 1 on until something is wrong, or with what `lost` takes along, where only what is kept
+/// over fail-overs counts. A fault that takes each fiftieth chance takes one of 55.
+const SCENES: &str = "
+a lease that keeps nobody out
+once: expiry-ignored exclusion
+a takes l LEASE 5000
+b takes l LEASE 5000
+
+a release by anybody
+once: owner-not-checked exclusion possession
+a takes l LEASE 5000
+b releases l
+c takes l LEASE 5000
+a renews l 5000
+
+a token that is used again
+once: token-reused tokens
+a takes l LEASE 5000
+a releases l
+b takes l LEASE 5000
+
+a stack in place of a queue
+once: last-in-first-out order
+a takes l LEASE 9000
+b waits l LEASE 100 BLOCK 5000
+c waits l LEASE 100 BLOCK 5000
+a releases l
+b answered
+c answered
+
+a lock that is handed to nobody
+once: hand-off-skipped liveness
+a takes l LEASE 5000
+b waits l LEASE 5000 BLOCK 2500
+a releases l
+b answered
+
+a shared lock that lets everybody in
+once: limit-ignored exclusion
+a takes l LEASE 5000 LIMIT 2
+b takes l LEASE 5000 LIMIT 2
+c takes l LEASE 5000 LIMIT 2
+
+a hold that outlives its session
+once: session-outlived liveness
+a takes l LEASE 1000 SESSION
+a pings l
+b waits l LEASE 1000 BLOCK 2500
+a closes l
+b answered
+
+a deadlock that nobody is told of
+once: deadlock-missed deadlock
+a takes 1 LEASE 5000
+b takes 2 LEASE 5000
+a' waits 2 LEASE 5000 BLOCK 700
+b' asks 1 LEASE 5000 BLOCK 700
+until b' seen
+b' answered
+a' answered
+
+a reader that passes the queue
+once: reader-barges order
+a takes l LEASE 5000 SHARED
+b waits l LEASE 5000 BLOCK 1000
+c takes l LEASE 5000 SHARED
+c releases l if held
+a releases l
+b answered
+
+a waiter that is forgotten, the second in line
+once: waiter-dropped liveness
+55 times: waiter-dropped/50 liveness
+a takes l LEASE 5000
+b waits l LEASE 5000 BLOCK 900
+c waits l LEASE 5000 BLOCK 900
+a releases l
+b answered
+b releases l
+c answered
+c releases l if held
+
+a lease that begins too early
+once: lease-from-enqueue exclusion
+a takes l LEASE 5000
+b waits l LEASE 1000 BLOCK 3000
+after 700 ms
+# Its token shows that the grant came later.
+d takes another LEASE 100
+a releases l
+b answered
+c takes l LEASE 5000 BLOCK 3000
+c renews l 5000
+
+a renewal that takes a lock
+once: late-renewal possession
+55 times: late-renewal/50 possession
+a takes l LEASE 5000
+a releases l
+a renews l 5000
+a releases l if held
+
+a token that its owner gets again
+once: own-token-again tokens
+55 times: own-token-again/50 tokens
+a takes l LEASE 5000
+a releases l
+a takes l LEASE 5000
+a releases l
+
+a lease that replicas do not know
+once: expiry-not-propagated liveness
+replica in step
+a takes l LEASE 1500
+primary fails over
+b asks l LEASE 100 BLOCK 4000
+until b seen
+b answered
+
+a lock that is handed on late
+3 times: rechecks-late liveness
+a takes {n} LEASE 60
+b asks {n} LEASE 100 BLOCK 2000
+until b seen
+b answered
+
+a place that is not kept
+once: place-not-kept order
+a takes l LEASE 9000
+b queues l LEASE 100 QUEUE 5000
+c queues l LEASE 100 QUEUE 5000
+b repeats l LEASE 100 QUEUE 5000
+a releases l
+b told
+c told
+
+a grant to a place of which nobody hears
+once: grant-unheard liveness
+primary set lock.claim-timeout 1000
+a takes l LEASE 9000
+b queues l LEASE 1000 QUEUE 9000
+b deaf
+# Nobody may suppose any more that it was granted before.
+after 1200 ms
+c waits l LEASE 1000 BLOCK 5000
+a releases l
+c answered
+
+a session that is kept up unclaimed
+once: unclaimed-kept liveness
+a takes l LEASE 9000
+b queues l LEASE 1000 SESSION QUEUE 5000
+c waits l LEASE 1000 BLOCK 2500
+a releases l
+b told
+c answered
+
+a grant to a place that has ended
+once: place-outlived possession
+a takes l LEASE 9000
+b queues l LEASE 1000 SESSION QUEUE 5000
+a changes l for another, killing b
+
+a grant that waits for no replica, or for what was written before it
+lost: acknowledgement-not-awaited exclusion
+lost: offset-too-early exclusion
+# Nothing is told before the replica has acknowledged it, however long that takes.
+replica in step
+primary set lock.min-replicas 1 lock.replicas-timeout 600000
+a pings l
+replica cut off
+a asks l LEASE 60000
+until a withheld
+primary lost
+a answered
+b takes l LEASE 60000
+
+a hand-off that waits for no replica
+lost: hand-off-not-covered possession
+replica in step
+primary set lock.min-replicas 1 lock.replicas-timeout 600000
+a takes l LEASE 60000
+b waits l LEASE 60000 BLOCK 0
+replica cut off
+a releases l
+until b withheld
+primary lost
+b answered
+b' renews l 60000
+
+a message that waits for no replica
+lost: hand-off-not-covered possession
+replica in step
+primary set lock.min-replicas 1 lock.replicas-timeout 600000
+all set lock.claim-timeout 60000
+a takes l LEASE 60000
+b queues l LEASE 60000 QUEUE 60000
+replica cut off
+a releases l
+until b withheld
+primary lost
+b told
+b' renews l 60000
+
+a renewal that waits for no replica
+lost: renewal-not-covered exclusion
+replica in step
+primary set lock.min-replicas 1 lock.replicas-timeout 600000
+a takes l LEASE 1500
+replica cut off
+a would renew l 60000
+until a withheld
+primary lost
+a answered
+b takes l LEASE 60000 BLOCK 6000
+
+a grant in the grace period
+lost: grace-ignored exclusion
+replica in step
+all set lock.max-lease 60000 lock.grace-period 72000
+a pings l
+replica cut off
+a takes l LEASE 60000
+primary lost
+b takes l LEASE 60000
+
+a reentry in the grace period
+lost: reentry-in-grace exclusion
+replica in step
+all set lock.max-lease 60000 lock.grace-period 72000
+a takes l LEASE 60000 HOLD 1
+replica in step
+replica cut off
+a releases l
+b takes l LEASE 60000 HOLD 1
+primary lost
+a' takes l LEASE 60000 HOLD 1
+
+a primary that hands on without its replica
+lost: not-fenced exclusion
+replica in step
+primary set min-replicas-to-write 1 min-replicas-max-lag 1
+b pings l
+until other taken
+a takes l LEASE 4000
+b asks l LEASE 60000 BLOCK 7000
+until b seen
+replica in step
+replica cut off
+replica promoted
+until other refused
+# On a slow machine the old primary may have been right to hand it on.
+within 4000 ms
+c takes l LEASE 60000 BLOCK 7000
+b answered
+";
+
+struct Case {
+    name: &'static str,
+    /// How often, or `once`, or `lost`.
+    times: &'static str,
+    fault: &'static str,
+    promises: Vec<&'static str>,
+    lines: Vec<&'static str>,
 }
 
-/// Plays the scene with and without the fault.
-#[track_caller]
-fn assert_caught(fault: &str, promises: &[&str], scene: impl Fn(&mut Scene)) {
-    let caught = (0..ATTEMPTS).any(|_| {
-        let breaches = play(fault, &scene);
-        let names: Vec<String> = breaches.iter().map(|one| one.promise.to_string()).collect();
-        promises
-            .iter()
-            .all(|promise| names.iter().any(|name| name == promise))
-    });
-    assert!(caught, "{fault} is no breach of {promises:?}");
-    let breaches = play("none", &scene);
-    assert!(breaches.is_empty(), "without a fault: {breaches:#?}");
-}
-
-/// As [`assert_caught`], of a scene in which a primary is lost, with what it told that
-/// its replica has not heard of.
-#[track_caller]
-fn assert_caught_after_loss(fault: &str, promise: Promise, scene: impl Fn(&mut Scene)) {
-    let play = |fault: &str| {
-        let mut breaches = play(fault, &scene);
-        breaches.retain(|one| KEPT_OVER_FAIL_OVERS.contains(&one.promise));
-        breaches
+/// A scene with each of its faults.
+fn cases() -> Vec<Case> {
+    let case = |scene: &'static str| {
+        let mut lines = scene.lines().filter(|line| !line.starts_with('#'));
+        let name = lines.next().unwrap_or_default();
+        let (faults, lines): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.contains(": "));
+        let faults = faults.into_iter().map(move |fault| {
+            let (times, fault) = fault.split_once(": ").unwrap();
+            let mut promises = fault.split(' ');
+            Case {
+                name,
+                times: times.trim_end_matches(" times"),
+                fault: promises.next().unwrap(),
+                promises: promises.collect(),
+                lines: lines.clone(),
+            }
+        });
+        faults.collect::<Vec<_>>()
     };
-    let caught = (0..ATTEMPTS).any(|_| play(fault).iter().any(|one| one.promise == promise));
-    assert!(caught, "{fault} is no breach of {promise}");
-    let breaches = play("none");
-    assert!(breaches.is_empty(), "without a fault: {breaches:#?}");
+    SCENES.trim().split("\n\n").flat_map(case).collect()
 }
 
-/// Plays short scenes until one shows the fault.
-fn repeat(stage: &mut Scene, scene: impl Fn(&mut Scene)) {
-    for _ in 0..ROUNDS {
-        scene(stage);
-        if !stage.breaches_so_far().is_empty() {
-            break;
+impl Case {
+    /// What is wrong with this fault, or `none`.
+    fn breaches(&self, fault: &str) -> Vec<Breach> {
+        let setup = Setup::of(binary()).module(planted::module());
+        let mut scene = Scene::start(&setup.environment("REDISLOCK_PLANTED_FAULT", fault));
+        for round in 1..=self.times.parse().unwrap_or(1) {
+            scene.clear();
+            scene.play(&self.lines.join("\n").replace("{n}", &round.to_string()));
+            if !scene.breaches_so_far().is_empty() {
+                break;
+            }
         }
+        // For somebody else to judge: the name says what it has to find.
+        if let Some(folder) = std::env::var_os("REDISLOCK_HISTORIES") {
+            let (name, promises) = (self.name, self.promises.join(" and "));
+            let file = format!("{name} is a breach of {promises}.{fault}.jsonl");
+            let path = Path::new(&folder).join(file.replace('/', "-"));
+            write_history(&scene.history(), &path).unwrap();
+        }
+        let mut breaches = scene.breaches();
+        let is_lost = self.times == "lost";
+        breaches.retain(|one| !is_lost || KEPT_OVER_FAIL_OVERS.contains(&one.promise));
+        breaches
     }
-}
 
-fn parties<const N: usize>(stage: &mut Scene, names: [&str; N]) -> [Party; N] {
-    names.map(|name| stage.party(name))
-}
-
-/// Asks, and waits until that is seen in the queue.
-#[track_caller]
-fn queue(stage: &Scene, party: &mut Party, lock: &str, options: &str) {
-    party.ask(lock, options);
-    assert!(stage.sees_queued(party), "{} waits", party.owner);
-}
-
-#[test]
-fn a_lease_that_keeps_nobody_out_is_a_breach_of_exclusion() {
-    assert_caught("expiry-ignored", &["exclusion"], |stage| {
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 5000");
-        b.acquire("l", "LEASE 5000");
-    });
-}
-
-#[test]
-fn a_release_by_anybody_is_a_breach_of_exclusion_and_possession() {
-    let promises = ["exclusion", "possession"];
-    assert_caught("owner-not-checked", &promises, |stage| {
-        let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
-        a.acquire("l", "LEASE 5000");
-        b.release("l");
-        c.acquire("l", "LEASE 5000");
-        a.renew("l", 5000);
-    });
-}
-
-#[test]
-fn a_token_that_is_used_again_is_a_breach_of_tokens() {
-    assert_caught("token-reused", &["tokens"], |stage| {
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 5000");
-        a.release("l");
-        b.acquire("l", "LEASE 5000");
-    });
-}
-
-#[test]
-fn a_stack_in_place_of_a_queue_is_a_breach_of_order() {
-    assert_caught("last-in-first-out", &["order"], |stage| {
-        let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
-        a.acquire("l", "LEASE 9000");
-        queue(stage, &mut b, "l", "LEASE 100 BLOCK 5000");
-        queue(stage, &mut c, "l", "LEASE 100 BLOCK 5000");
-        a.release("l");
-        b.answer();
-        c.answer();
-    });
-}
-
-#[test]
-fn a_lock_that_is_handed_to_nobody_is_a_breach_of_liveness() {
-    assert_caught("hand-off-skipped", &["liveness"], |stage| {
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 5000");
-        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 2500");
-        a.release("l");
-        b.answer();
-    });
-}
-
-#[test]
-fn a_shared_lock_that_lets_everybody_in_is_a_breach_of_exclusion() {
-    assert_caught("limit-ignored", &["exclusion"], |stage| {
-        for mut party in parties(stage, ["a", "b", "c"]) {
-            party.acquire("l", "LEASE 5000 LIMIT 2");
+    /// Plays the scene with and without the fault. Returns what does not come out right.
+    fn play(&self) -> Option<String> {
+        let Self {
+            name,
+            fault,
+            promises,
+            ..
+        } = self;
+        let is_caught = (0..ATTEMPTS).any(|_| {
+            let breaches = self.breaches(fault);
+            let found: Vec<String> = breaches.iter().map(|one| one.promise.to_string()).collect();
+            promises
+                .iter()
+                .all(|one| found.iter().any(|found| found == one))
+        });
+        let breaches = self.breaches("none");
+        if !is_caught {
+            return Some(format!("{name}: {fault} is no breach of {promises:?}"));
         }
-    });
-}
-
-#[test]
-fn a_hold_that_outlives_its_session_is_a_breach_of_liveness() {
-    assert_caught("session-outlived", &["liveness"], |stage| {
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 1000 SESSION");
-        a.ping("l");
-        queue(stage, &mut b, "l", "LEASE 1000 BLOCK 2500");
-        a.close("l");
-        b.answer();
-    });
-}
-
-#[test]
-fn a_deadlock_that_nobody_is_told_of_is_a_breach() {
-    assert_caught("deadlock-missed", &["deadlock"], |stage| {
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        let [mut also_a, mut also_b] = parties(stage, ["a", "b"]);
-        a.acquire("1", "LEASE 5000");
-        b.acquire("2", "LEASE 5000");
-        queue(stage, &mut also_a, "2", "LEASE 5000 BLOCK 700");
-        also_b.ask("1", "LEASE 5000 BLOCK 700");
-        stage.sees_queued(&also_b);
-        also_b.answer();
-        also_a.answer();
-    });
-}
-
-#[test]
-fn a_reader_that_passes_the_queue_is_a_breach_of_order() {
-    assert_caught("reader-barges", &["order"], |stage| {
-        let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
-        a.acquire("l", "LEASE 5000 SHARED");
-        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 1000");
-        if c.acquire("l", "LEASE 5000 SHARED") != Outcome::NotAvailable {
-            c.release("l");
-        }
-        a.release("l");
-        b.answer();
-    });
-}
-
-/// The second in line is forgotten, so nobody is told that the lock is free.
-fn three_in_line(stage: &mut Scene) {
-    let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
-    a.acquire("l", "LEASE 5000");
-    queue(stage, &mut b, "l", "LEASE 5000 BLOCK 900");
-    queue(stage, &mut c, "l", "LEASE 5000 BLOCK 900");
-    a.release("l");
-    b.answer();
-    b.release("l");
-    if c.answer() != Outcome::NotAvailable {
-        c.release("l");
+        let is_sound = breaches.is_empty();
+        (!is_sound).then(|| format!("{name}: without a fault: {breaches:#?}"))
     }
 }
 
 #[test]
-fn a_waiter_that_is_forgotten_is_a_breach_of_liveness() {
-    assert_caught("waiter-dropped", &["liveness"], three_in_line);
-}
-
-#[test]
-fn a_waiter_that_is_rarely_forgotten_is_a_breach_of_liveness() {
-    assert_caught("waiter-dropped/50", &["liveness"], |stage| {
-        repeat(stage, three_in_line);
-    });
-}
-
-#[test]
-fn a_lease_that_begins_too_early_is_a_breach_of_exclusion() {
-    assert_caught("lease-from-enqueue", &["exclusion"], |stage| {
-        let [mut a, mut b, mut c, mut d] = parties(stage, ["a", "b", "c", "d"]);
-        a.acquire("l", "LEASE 5000");
-        queue(stage, &mut b, "l", "LEASE 1000 BLOCK 3000");
-        std::thread::sleep(Duration::from_millis(700));
-        // Its token shows that the grant came later.
-        d.acquire("another", "LEASE 100");
-        a.release("l");
-        b.answer();
-        c.acquire("l", "LEASE 5000 BLOCK 3000");
-        c.renew("l", 5000);
-    });
-}
-
-fn renewal_after_release(stage: &mut Scene) {
-    let mut a = stage.party("a");
-    a.acquire("l", "LEASE 5000");
-    a.release("l");
-    if a.renew("l", 5000) == Outcome::Renewed {
-        a.release("l");
-    }
-}
-
-#[test]
-fn a_renewal_that_takes_a_lock_is_a_breach_of_possession() {
-    assert_caught("late-renewal", &["possession"], renewal_after_release);
-}
-
-#[test]
-fn a_renewal_that_rarely_takes_a_lock_is_a_breach_of_possession() {
-    assert_caught("late-renewal/50", &["possession"], |stage| {
-        repeat(stage, renewal_after_release);
-    });
-}
-
-fn one_owner_twice(stage: &mut Scene) {
-    let mut a = stage.party("a");
-    for _ in 0..2 {
-        a.acquire("l", "LEASE 5000");
-        a.release("l");
-    }
-}
-
-#[test]
-fn a_token_that_its_owner_gets_again_is_a_breach_of_tokens() {
-    assert_caught("own-token-again", &["tokens"], one_owner_twice);
-}
-
-#[test]
-fn a_token_that_its_owner_rarely_gets_again_is_a_breach_of_tokens() {
-    assert_caught("own-token-again/50", &["tokens"], |stage| {
-        repeat(stage, one_owner_twice);
-    });
-}
-
-#[test]
-fn a_lease_that_replicas_do_not_know_is_a_breach_of_liveness() {
-    assert_caught("expiry-not-propagated", &["liveness"], |stage| {
-        stage.add_replica();
-        let mut a = stage.party("a");
-        a.acquire("l", "LEASE 1500");
-        stage.fail_over();
-        let mut b = stage.party("b");
-        b.ask("l", "LEASE 100 BLOCK 4000");
-        stage.sees_queued(&b);
-        b.answer();
-    });
-}
-
-#[test]
-fn a_lock_that_is_handed_on_late_is_a_breach_of_liveness() {
-    assert_caught("rechecks-late", &["liveness"], |stage| {
-        for lock in ["1", "2", "3"] {
-            let [mut a, mut b] = parties(stage, ["a", "b"]);
-            a.acquire(lock, "LEASE 60");
-            b.ask(lock, "LEASE 100 BLOCK 2000");
-            stage.sees_queued(&b);
-            b.answer();
-        }
-    });
-}
-
-#[test]
-fn a_place_that_is_not_kept_is_a_breach_of_order() {
-    assert_caught("place-not-kept", &["order"], |stage| {
-        let mut a = stage.party("a");
-        let [mut b, mut c] = ["b", "c"].map(|owner| stage.listener(owner));
-        a.acquire("l", "LEASE 9000");
-        b.queue("l", "LEASE 100", 5000);
-        c.queue("l", "LEASE 100", 5000);
-        b.queue_again("l", "LEASE 100", 5000);
-        a.release("l");
-        b.told();
-        c.told();
-    });
-}
-
-#[test]
-fn a_grant_to_a_place_of_which_nobody_hears_is_a_breach_of_liveness() {
-    assert_caught("grant-unheard", &["liveness"], |stage| {
-        stage.set_claim_timeout(1000);
-        let [mut a, mut c] = parties(stage, ["a", "c"]);
-        let mut b = stage.listener("b");
-        a.acquire("l", "LEASE 9000");
-        b.queue("l", "LEASE 1000", 9000);
-        b.stop_listening();
-        // Nobody may suppose any more that it was granted before.
-        std::thread::sleep(Duration::from_millis(1200));
-        queue(stage, &mut c, "l", "LEASE 1000 BLOCK 5000");
-        a.release("l");
-        c.answer();
-    });
-}
-
-#[test]
-fn a_session_that_is_kept_up_unclaimed_is_a_breach_of_liveness() {
-    assert_caught("unclaimed-kept", &["liveness"], |stage| {
-        let [mut a, mut c] = parties(stage, ["a", "c"]);
-        let mut b = stage.listener("b");
-        a.acquire("l", "LEASE 9000");
-        b.queue("l", "LEASE 1000 SESSION", 5000);
-        queue(stage, &mut c, "l", "LEASE 1000 BLOCK 2500");
-        a.release("l");
-        b.told();
-        c.answer();
-    });
-}
-
-#[test]
-fn a_grant_to_a_place_that_has_ended_is_a_breach_of_possession() {
-    assert_caught("place-outlived", &["possession"], |stage| {
-        let mut a = stage.party("a");
-        let mut b = stage.listener("b");
-        a.acquire("l", "LEASE 9000");
-        b.queue("l", "LEASE 1000 SESSION", 5000);
-        a.kill_acquire_and_release(&mut b, "another", "l");
-        b.told();
-    });
-}
-
-/// Nothing is told before the replica has acknowledged it, however long that takes.
-fn add_replica_to_await(stage: &mut Scene) {
-    stage.add_replica();
-    stage.admin("CONFIG SET lock.min-replicas 1 lock.replicas-timeout 600000");
-}
-
-fn grant_that_is_lost(stage: &mut Scene) {
-    add_replica_to_await(stage);
-    let mut a = stage.party("a");
-    stage.cut_off_replica();
-    a.ask("l", "LEASE 60000");
-    stage.sees_withheld(&a);
-    stage.lose_primary();
-    a.answer();
-    stage.party("b").acquire("l", "LEASE 60000");
-}
-
-#[test]
-fn a_grant_that_waits_for_no_replica_is_a_breach_of_exclusion() {
-    let fault = "acknowledgement-not-awaited";
-    assert_caught_after_loss(fault, Promise::Exclusion, grant_that_is_lost);
-}
-
-#[test]
-fn a_grant_that_waits_for_what_was_written_before_it_is_a_breach_of_exclusion() {
-    assert_caught_after_loss("offset-too-early", Promise::Exclusion, grant_that_is_lost);
-}
-
-#[test]
-fn a_hand_off_that_waits_for_no_replica_is_a_breach_of_possession() {
-    assert_caught_after_loss("hand-off-not-covered", Promise::Possession, |stage| {
-        add_replica_to_await(stage);
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 60000");
-        queue(stage, &mut b, "l", "LEASE 60000 BLOCK 0");
-        stage.cut_off_replica();
-        a.release("l");
-        stage.sees_withheld(&b);
-        stage.lose_primary();
-        b.answer();
-        stage.party("b").renew("l", 60_000);
-    });
-}
-
-#[test]
-fn a_message_that_waits_for_no_replica_is_a_breach_of_possession() {
-    assert_caught_after_loss("hand-off-not-covered", Promise::Possession, |stage| {
-        add_replica_to_await(stage);
-        stage.set_claim_timeout(60_000);
-        let mut a = stage.party("a");
-        let mut b = stage.listener("b");
-        a.acquire("l", "LEASE 60000");
-        b.queue("l", "LEASE 60000", 60_000);
-        stage.cut_off_replica();
-        a.release("l");
-        stage.sees_withheld(&b);
-        stage.lose_primary();
-        b.told();
-        stage.party("b").renew("l", 60_000);
-    });
-}
-
-#[test]
-fn a_renewal_that_waits_for_no_replica_is_a_breach_of_exclusion() {
-    assert_caught_after_loss("renewal-not-covered", Promise::Exclusion, |stage| {
-        add_replica_to_await(stage);
-        let mut a = stage.party("a");
-        a.acquire("l", "LEASE 1500");
-        stage.cut_off_replica();
-        a.ask_to_renew("l", 60_000);
-        stage.sees_withheld(&a);
-        stage.lose_primary();
-        a.answer();
-        stage.party("b").acquire("l", "LEASE 60000 BLOCK 6000");
-    });
-}
-
-fn add_replica_with_grace(stage: &mut Scene) {
-    stage.add_replica();
-    stage.configure("lock.max-lease 60000 lock.grace-period 72000");
-}
-
-#[test]
-fn a_grant_in_the_grace_period_is_a_breach_of_exclusion() {
-    assert_caught_after_loss("grace-ignored", Promise::Exclusion, |stage| {
-        add_replica_with_grace(stage);
-        let mut a = stage.party("a");
-        stage.cut_off_replica();
-        a.acquire("l", "LEASE 60000");
-        stage.lose_primary();
-        stage.party("b").acquire("l", "LEASE 60000");
-    });
-}
-
-#[test]
-fn a_reentry_in_the_grace_period_is_a_breach_of_exclusion() {
-    assert_caught_after_loss("reentry-in-grace", Promise::Exclusion, |stage| {
-        add_replica_with_grace(stage);
-        let [mut a, mut b] = parties(stage, ["a", "b"]);
-        a.acquire("l", "LEASE 60000 HOLD 1");
-        stage.await_replica();
-        stage.cut_off_replica();
-        a.release("l");
-        b.acquire("l", "LEASE 60000 HOLD 1");
-        stage.lose_primary();
-        stage.party("a").acquire("l", "LEASE 60000 HOLD 1");
-    });
-}
-
-/// Whether the server takes no writes of its clients.
-fn refuses(party: &mut Party) -> bool {
-    party.renew("another", 1000) == Outcome::Error("NOREPLICAS".to_owned())
-}
-
-#[test]
-fn a_primary_that_hands_on_without_its_replica_is_a_breach_of_exclusion() {
-    assert_caught_after_loss("not-fenced", Promise::Exclusion, |stage| {
-        let lease = Duration::from_secs(4);
-        stage.add_replica();
-        stage.admin("CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 1");
-        let [mut a, mut b, mut other] = parties(stage, ["a", "b", "other"]);
-        eventually("the replica counts", || !refuses(&mut other));
-        let asked = Instant::now();
-        a.acquire("l", "LEASE 4000");
-        b.ask("l", "LEASE 60000 BLOCK 7000");
-        let waits = stage.sees_queued(&b);
-        stage.await_replica();
-        stage.cut_off_replica();
-        stage.promote();
-        eventually("the replica counts no more", || refuses(&mut other));
-        // On a slow machine the old primary may have been right to hand it on.
-        if waits && asked.elapsed() < lease {
-            stage.party("c").acquire("l", "LEASE 60000 BLOCK 7000");
-            b.answer();
-        }
-    });
+fn every_planted_fault_is_caught_by_its_scene_and_nothing_else_is() {
+    side_by_side::play(cases(), |case| case.play());
 }

@@ -8,7 +8,6 @@ mod play;
 pub mod scene;
 pub mod sentinel;
 mod server;
-mod subscriber;
 mod tls;
 
 use std::path::{Path, PathBuf};
@@ -23,7 +22,6 @@ pub use judge::{Control, Judge};
 pub use play::Play;
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};
-pub use subscriber::Subscriber;
 pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
 
 use crate::{SOON, comes_true, processors, stay_on};

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -74,9 +74,6 @@ pub struct Proxy {
 struct Network {
     state: Mutex<State>,
     changed: Condvar,
-    lost: AtomicU64,
-    refused: AtomicU64,
-    swallowed: AtomicU64,
 }
 
 struct State {
@@ -86,6 +83,11 @@ struct State {
     server: SocketAddr,
     links: Vec<Arc<Link>>,
     seen: HashMap<Vec<u8>, usize>,
+    /// Replies and messages that were lost or kept back.
+    lost: u64,
+    refused: u64,
+    /// Connections on which commands were swallowed.
+    swallowed: u64,
     is_over: bool,
 }
 
@@ -129,12 +131,12 @@ impl Proxy {
                 server,
                 links: Vec::new(),
                 seen: HashMap::new(),
+                lost: 0,
+                refused: 0,
+                swallowed: 0,
                 is_over: false,
             }),
             changed: Condvar::new(),
-            lost: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            swallowed: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&network);
         thread::spawn(move || accepting.accept(&listener, seed));
@@ -204,17 +206,17 @@ impl Proxy {
 
     /// How many replies were lost or kept back.
     pub fn lost(&self) -> u64 {
-        self.network.lost.load(Ordering::SeqCst)
+        self.network.state().lost
     }
 
     /// On how many connections commands were swallowed.
     pub fn swallowed(&self) -> u64 {
-        self.network.swallowed.load(Ordering::SeqCst)
+        self.network.state().swallowed
     }
 
     /// How many commands were refused.
     pub fn refused(&self) -> u64 {
-        self.network.refused.load(Ordering::SeqCst)
+        self.network.state().refused
     }
 }
 
@@ -251,6 +253,46 @@ impl State {
                 Fate::CommandsHeld => way.upwards && !link.is_newer,
                 _ => false,
             }
+    }
+
+    /// These replies, where each message of a channel comes this many times. One that is
+    /// not all there comes as it is.
+    fn repeat_messages(&mut self, mut piece: &[u8], times: usize) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while !piece.is_empty() {
+            let heard = first_array(piece, b">").or_else(|| first_array(piece, b"*"));
+            let message = heard.filter(|(_, words)| words[0].ends_with(b"message"));
+            let (length, times_sent) = message.map_or((1, 1), |(length, _)| (length, times));
+            sent.extend(piece[..length].repeat(times_sent));
+            self.lost += u64::from(times_sent == 0);
+            piece = &piece[length..];
+        }
+        sent
+    }
+
+    /// These commands, where each of this word is another that fails with this
+    /// error. One that has only begun is left over.
+    fn refuse(
+        &mut self,
+        word: &str,
+        error: &str,
+        mut piece: Vec<u8>,
+        rest: &mut Vec<u8>,
+    ) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while let Some((length, words)) = first_array(&piece, b"*") {
+            if words.contains(&word.as_bytes()) {
+                self.refused += 1;
+                let script = format!("return redis.error_reply('{error}')");
+                sent.extend(pack(&["EVAL", &script, "0"]));
+            } else {
+                sent.extend(&piece[..length]);
+            }
+            piece.drain(..length);
+        }
+        let has_begun = piece.first() == Some(&b'*');
+        (if has_begun { rest } else { &mut sent }).extend(piece);
+        sent
     }
 }
 
@@ -408,19 +450,18 @@ impl Network {
         way: &mut Direction,
         piece: Vec<u8>,
     ) -> Option<Vec<u8>> {
-        let state = self.once_let_go(link, way);
+        let mut state = self.once_let_go(link, way);
         if way.is_silent || link.swallows.load(Ordering::SeqCst) {
             return None;
         }
         let piece = [std::mem::take(&mut way.partial), piece].concat();
         match state.fate_from(link.source) {
             Fate::CommandsSwallowed if way.upwards => {
-                self.swallowed.fetch_add(1, Ordering::SeqCst);
+                state.swallowed += 1;
                 way.is_silent = true;
-                None
             }
             Fate::RepliesKeptBack if way.is_reply_of_a_lock(&piece) => {
-                self.lost.fetch_add(1, Ordering::SeqCst);
+                state.lost += 1;
                 let (network, link) = (Arc::clone(self), Arc::clone(link));
                 thread::spawn(move || {
                     let is_kept = |state: &mut State| {
@@ -429,69 +470,23 @@ impl Network {
                     drop(network.changed.wait_while(network.state(), is_kept));
                     let _ = (&link.client).write_all(&piece);
                 });
-                None
-            }
-            Fate::Refuses(word, error) if way.upwards => {
-                Some(self.refuse(word, error, piece, &mut way.partial))
             }
             Fate::RepliesLost(percent) if way.loses(percent, &piece) => {
-                self.lost.fetch_add(1, Ordering::SeqCst);
+                state.lost += 1;
                 link.close();
-                None
             }
             Fate::RepliesSwallowed(percent) if way.loses(percent, &piece) => {
-                self.lost.fetch_add(1, Ordering::SeqCst);
+                state.lost += 1;
                 way.is_silent = true;
-                None
             }
-            Fate::MessagesLost if !way.upwards => Some(self.repeat_messages(&piece, 0)),
-            Fate::MessagesDoubled if !way.upwards => Some(self.repeat_messages(&piece, 2)),
-            _ => Some(piece),
-        }
-    }
-
-    /// These replies, where each message of a channel comes this many times. One that is
-    /// not all there comes as it is.
-    fn repeat_messages(&self, mut piece: &[u8], times: usize) -> Vec<u8> {
-        let mut sent = Vec::new();
-        while let Some(first) = piece.first() {
-            let heard = first_array(piece, b">").or_else(|| first_array(piece, b"*"));
-            let message = heard.filter(|(_, words)| words[0].ends_with(b"message"));
-            match message {
-                Some((length, _)) => {
-                    sent.extend(piece[..length].repeat(times));
-                    self.lost.fetch_add(u64::from(times == 0), Ordering::SeqCst);
-                    piece = &piece[length..];
-                }
-                None => {
-                    sent.push(*first);
-                    piece = &piece[1..];
-                }
+            Fate::Refuses(word, error) if way.upwards => {
+                return Some(state.refuse(word, error, piece, &mut way.partial));
             }
+            Fate::MessagesLost if !way.upwards => return Some(state.repeat_messages(&piece, 0)),
+            Fate::MessagesDoubled if !way.upwards => return Some(state.repeat_messages(&piece, 2)),
+            _ => return Some(piece),
         }
-        sent
-    }
-
-    /// These commands, where each of this word is another that fails with this
-    /// error. One that has only begun is left over.
-    fn refuse(&self, word: &str, error: &str, mut piece: Vec<u8>, rest: &mut Vec<u8>) -> Vec<u8> {
-        let mut sent = Vec::new();
-        while let Some((length, words)) = first_array(&piece, b"*") {
-            if words.contains(&word.as_bytes()) {
-                self.refused.fetch_add(1, Ordering::SeqCst);
-                let script = format!("return redis.error_reply('{error}')");
-                sent.extend(pack(&["EVAL", &script, "0"]));
-            } else {
-                sent.extend(&piece[..length]);
-            }
-            piece.drain(..length);
-        }
-        if piece.first() == Some(&b'*') {
-            *rest = piece;
-        } else {
-            sent.extend(piece);
-        }
-        sent
+        None
     }
 }
 
@@ -532,20 +527,20 @@ fn first_array<'bytes>(bytes: &'bytes [u8], kind: &[u8]) -> Option<(usize, Vec<&
 mod tests {
     use super::*;
 
-    /// A way to a listener, and the listener.
-    fn proxy() -> (Proxy, TcpListener) {
+    /// A way to a listener, and both ends of a connection by it.
+    fn connection() -> (Proxy, TcpListener, TcpStream, TcpStream) {
         let server = TcpListener::bind(local(0)).unwrap();
         let proxy = Proxy::to(server.local_addr().unwrap()).unwrap();
-        (proxy, server)
+        let (client, accepted) = another(&proxy, &server);
+        (proxy, server, client, accepted)
     }
 
-    /// Both ends of a connection.
-    fn connection(proxy: &Proxy, server: &TcpListener) -> (TcpStream, TcpStream) {
+    fn another(proxy: &Proxy, server: &TcpListener) -> (TcpStream, TcpStream) {
         let client = TcpStream::connect(proxy.addr()).unwrap();
         (client, server.accept().unwrap().0)
     }
 
-    fn read_all(stream: &mut TcpStream) -> Vec<u8> {
+    fn read_all(mut stream: TcpStream) -> Vec<u8> {
         let mut bytes = Vec::new();
         // A reset is an end, too.
         let _ = stream.read_to_end(&mut bytes);
@@ -561,82 +556,64 @@ mod tests {
 
     #[test]
     fn what_is_kept_back_arrives_though_its_sender_has_closed() {
-        let (proxy, server) = proxy();
-        let (mut client, mut accepted) = connection(&proxy, &server);
+        let (proxy, server, mut client, accepted) = connection();
         proxy.set(Fate::KeptBack);
         client.write_all(b"late").unwrap();
         drop(client);
         // Whoever connects later is kept back as well.
-        let (late_client, mut later) = connection(&proxy, &server);
-        assert!(has_nothing(&later));
-        assert!(has_nothing(&accepted));
-        proxy.set(Fate::Passes);
-        assert_eq!(read_all(&mut accepted), b"late");
+        let (late_client, later) = another(&proxy, &server);
         drop(late_client);
-        assert_eq!(read_all(&mut later), b"");
+        assert!(has_nothing(&later) && has_nothing(&accepted));
+        proxy.set(Fate::Passes);
+        assert_eq!(read_all(accepted), b"late");
+        assert_eq!(read_all(later), b"");
     }
 
     #[test]
     fn nobody_is_there_when_the_server_is_down() {
-        let (proxy, _server) = proxy();
+        let (proxy, ..) = connection();
         proxy.set(Fate::Down);
-        let mut client = TcpStream::connect(proxy.addr()).unwrap();
-        assert_eq!(read_all(&mut client), b"");
+        assert_eq!(read_all(TcpStream::connect(proxy.addr()).unwrap()), b"");
     }
 
     #[test]
     fn what_is_delayed_arrives_in_order_and_late() {
-        let (proxy, server) = proxy();
-        let (mut client, mut accepted) = connection(&proxy, &server);
+        let (proxy, _server, mut client, accepted) = connection();
         let delay = Duration::from_millis(50);
         proxy.set(Fate::Delayed(delay));
         let sent = Instant::now();
         client.write_all(b"one").unwrap();
         client.write_all(b"two").unwrap();
         drop(client);
-        assert_eq!(read_all(&mut accepted), b"onetwo");
+        assert_eq!(read_all(accepted), b"onetwo");
         assert!(sent.elapsed() >= delay);
     }
 
     #[test]
     fn only_messages_are_lost_or_come_twice() {
-        let message = b"3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$3\r\n>3*\r\n".as_slice();
-        let subscribed = b"3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n".as_slice();
         let fates = [(Fate::MessagesLost, 0), (Fate::MessagesDoubled, 2)];
         // RESP2 and RESP3.
-        for (fate, times, kind) in fates
+        for ((fate, times), kind) in fates
             .into_iter()
-            .flat_map(|(fate, times)| ["*", ">"].map(|kind| (fate, times, kind)))
+            .flat_map(|one| ["*", ">"].map(|kind| (one, kind)))
         {
-            let [message, subscribed] =
-                [message, subscribed].map(|rest| [kind.as_bytes(), rest].concat());
-            let (message, subscribed) = (&message[..], &subscribed[..]);
-            let (proxy, server) = proxy();
-            let (mut client, mut accepted) = connection(&proxy, &server);
+            let message = format!("{kind}3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$3\r\n>3*\r\n");
+            let subscribed = format!("{kind}3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
+            let (proxy, _server, client, mut accepted) = connection();
             proxy.set(fate);
-            let replies = [
-                b":1\r\n", message, subscribed, b"+OK\r\n", message, b":2\r\n",
-            ];
-            accepted.write_all(&replies.concat()).unwrap();
+            let replies =
+                |message: &str| format!(":1\r\n{message}{subscribed}+OK\r\n{message}:2\r\n");
+            accepted.write_all(replies(&message).as_bytes()).unwrap();
             drop(accepted);
-            let message = message.repeat(times);
-            let arrived = [
-                b":1\r\n",
-                &message[..],
-                subscribed,
-                b"+OK\r\n",
-                &message,
-                b":2\r\n",
-            ];
-            assert_eq!(read_all(&mut client), arrived.concat());
+            let arrived = replies(&message.repeat(times));
+            assert_eq!(read_all(client), arrived.as_bytes());
             assert_eq!(proxy.lost(), if times == 0 { 2 } else { 0 });
         }
     }
 
     #[test]
     fn what_follows_a_reply_that_is_kept_back_overtakes_it() {
-        let (proxy, server) = proxy();
-        let (mut client, mut accepted) = connection(&proxy, &server);
+        let (proxy, _server, mut client, mut accepted) = connection();
         proxy.set(Fate::RepliesKeptBack);
         accepted.write_all(b":1\r\n").unwrap();
         while proxy.lost() == 0 {
@@ -652,8 +629,7 @@ mod tests {
 
     #[test]
     fn only_the_command_that_is_refused_is_another() {
-        let (proxy, server) = proxy();
-        let (mut client, mut accepted) = connection(&proxy, &server);
+        let (proxy, _server, mut client, mut accepted) = connection();
         proxy.set(Fate::Refuses("SET", "ERR no"));
         let (ping, set) = (pack(&["PING"]), pack(&["SET", "a", "b"]));
         let (beginning, end) = set.split_at(9);
@@ -664,16 +640,14 @@ mod tests {
         client.write_all(&[end, &ping].concat()).unwrap();
         drop(client);
         let refused = pack(&["EVAL", "return redis.error_reply('ERR no')", "0"]);
-        assert_eq!(read_all(&mut accepted), [refused, ping].concat());
+        assert_eq!(read_all(accepted), [refused, ping].concat());
         assert_eq!(proxy.refused(), 1);
     }
 
     #[test]
     fn one_source_may_be_cut_off_alone() {
-        let (proxy, server) = proxy();
-        let (mut client, mut accepted) = connection(&proxy, &server);
-        let elsewhere = IpAddr::from([127, 0, 0, 2]);
-        proxy.set_from(elsewhere, Fate::Swallowed);
+        let (proxy, _server, mut client, mut accepted) = connection();
+        proxy.set_from(IpAddr::from([127, 0, 0, 2]), Fate::Swallowed);
         client.write_all(b"a").unwrap();
         accepted.read_exact(&mut [0]).unwrap();
         proxy.set_from(client.local_addr().unwrap().ip(), Fate::Swallowed);
@@ -681,20 +655,19 @@ mod tests {
         drop(client);
         assert!(has_nothing(&accepted), "it heard of the end");
         proxy.set(Fate::Passes);
-        let arrived = read_all(&mut accepted);
+        let arrived = read_all(accepted);
         assert!(arrived.is_empty() || arrived == b"b", "{arrived:?}");
     }
 
     #[test]
     fn who_swallows_tells_nobody_until_it_is_closed() {
-        let (proxy, server) = proxy();
-        let (client, mut accepted) = connection(&proxy, &server);
+        let (proxy, server, client, accepted) = connection();
         proxy.swallow_on(|| true);
-        let (_other, other_accepted) = connection(&proxy, &server);
+        let (_other, other_accepted) = another(&proxy, &server);
         drop(client);
         assert!(has_nothing(&accepted), "it heard of the end");
         proxy.close_swallowing();
-        assert_eq!(read_all(&mut accepted), b"");
+        assert_eq!(read_all(accepted), b"");
         assert!(has_nothing(&other_accepted));
     }
 }

@@ -47,6 +47,15 @@ impl Told {
         }
     }
 
+    /// The token of a grant, which it has to be.
+    #[track_caller]
+    pub fn token(&self) -> i64 {
+        match self.result.parse() {
+            Ok(token) if token > 0 => token,
+            _ => panic!("{self:?} is no grant"),
+        }
+    }
+
     /// Reads a message of five netstrings.
     pub fn parse(channel: &[u8], message: &[u8]) -> Option<Self> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -32,9 +32,7 @@ use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::WaitEnd;
-use redis_lock_testing::{
-    Client, Clock, SOON, Subscriber, TestServer, Told, eventually, int, status,
-};
+use redis_lock_testing::{Client, Clock, SOON, TestServer, Told, eventually, int, status};
 use replies::{Expect, counters, listing, sentence, shown};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
@@ -93,7 +91,7 @@ struct Run {
     connections: Vec<Connection>,
     observer: Client,
     /// Hears what is published, unless it was killed.
-    ears: Option<Subscriber>,
+    ears: Option<Client>,
     ears_id: i64,
     /// What it is to hear.
     heard: BTreeSet<&'static str>,
@@ -579,7 +577,7 @@ impl Run {
 
     /// Where the ears were killed, others hear the same.
     fn open_ears(&mut self) {
-        let mut ears = Subscriber::at(self.server.client());
+        let mut ears = self.server.client().in_resp3();
         self.ears_id = ears.int("CLIENT ID");
         for channel in &self.heard {
             ears.subscribe(&format!("SUBSCRIBE {channel}"));

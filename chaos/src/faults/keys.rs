@@ -1,14 +1,10 @@
 //! What strangers do to the keys of locks.
 
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-
 use rand::RngExt;
 use redis::Value;
 use redis_lock_testing::reply_text;
 
-use super::{Faults, uses_locks};
+use super::Faults;
 use crate::clock;
 use crate::history::Effect;
 use crate::locks::{database_and_key, in_database};
@@ -27,7 +23,7 @@ impl Faults {
         self.interfere_with(what, effects, lock.as_deref(), |faults| {
             for (index, line) in lines.iter().enumerate() {
                 if index > 0 {
-                    faults.pause_for(50);
+                    faults.sleep(0, 50);
                 }
                 let words = line.split(' ').map(|word| match word {
                     "{k}" => key,
@@ -52,18 +48,13 @@ impl Faults {
         let select = ["SELECT", &database.to_string()];
         let from = clock::now();
         let done = self.call(&select).and_then(|_| action(self));
-        self.journal.interfered(what, effects, lock, from);
+        self.shared.journal.interfered(what, effects, lock, from);
         done.ok_or_else(|| format!("the server did not answer to {what}"))
-    }
-
-    fn pause_for(&mut self, max_ms: u64) {
-        let ms = self.rng.random_range(0..max_ms);
-        thread::sleep(Duration::from_millis(ms));
     }
 
     /// A lock, in either database.
     fn any_lock(&mut self) -> String {
-        let key = self.locks.any_at_all(&mut self.rng);
+        let key = self.shared.locks.any_at_all(&mut self.rng);
         let database = i64::from(self.rng.random_bool(0.25));
         in_database(database, &key)
     }
@@ -99,7 +90,7 @@ impl Faults {
             let Value::BulkString(dump) = faults.call(&["DUMP", key])? else {
                 return Some(false);
             };
-            faults.pause_for(50);
+            faults.sleep(0, 50);
             let [restore, key, ttl, replace] = ["RESTORE", key, "100", "REPLACE"];
             let words = [
                 restore.as_bytes(),
@@ -130,11 +121,12 @@ impl Faults {
         let lock = self.any_lock();
         let (database, key) = database_and_key(&lock);
         let there = in_database(1 - database, key);
-        let (journal, from) = (Arc::clone(&self.journal), clock::now());
+        let from = clock::now();
         let moved = self.interfere_with("move", &[Effect::EndsHolds], Some(&lock), |faults| {
             let to = (1 - database).to_string();
             Some(faults.call(&["MOVE", key, &to])? == Value::Int(1))
         });
+        let journal = &self.shared.journal;
         journal.interfered("move", &[Effect::BringsBack], Some(&there), from);
         moved
     }
@@ -142,7 +134,7 @@ impl Faults {
     /// No lock can be taken, and all can be given back.
     pub(super) fn out_of_memory(&mut self) -> Result<bool, String> {
         self.call(&["CONFIG", "SET", "maxmemory", "1"]);
-        self.pause_for(300);
+        self.sleep(0, 300);
         Ok(self.call(&["CONFIG", "SET", "maxmemory", "0"]) == Some(Value::Okay))
     }
 
@@ -150,7 +142,7 @@ impl Faults {
     pub(super) fn kill_in_multi(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
         let (_, key) = database_and_key(&lock);
-        let Some(id) = self.any_connection(uses_locks) else {
+        let Some(id) = self.any_connection(&[" cmd=lock."]) else {
             return Ok(false);
         };
         let effects = [Effect::EndsHolds];

@@ -10,8 +10,8 @@ use redis_lock_client::LockClient;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::library::servers::Servers;
-use crate::library::workers::connect;
+use super::workers::connect;
+use crate::fleet::Fleet;
 
 /// How many tasks give acquires up at the same time.
 const TASKS: usize = 64;
@@ -31,12 +31,12 @@ fn patience(count: usize) -> Duration {
 
 /// Gives so many acquires up, each at some moment, while others get the lock: at the
 /// servers nothing may be left. Returns how many were granted before.
-pub async fn cancels(servers: &Servers, count: usize, seed: u64) -> Result<usize, String> {
-    let client = connect(&servers.urls(0)[0]).await?;
+pub async fn cancels(fleet: &Fleet, count: usize, seed: u64) -> Result<usize, String> {
+    let client = connect(&fleet.urls(0)[0]).await?;
     let (asked, granted) = (Arc::default(), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
-        let (client, prefix) = (client.clone(), servers.prefix.clone());
+        let (client, prefix) = (client.clone(), fleet.prefix());
         let (asked, granted): (Arc<AtomicUsize>, _) = (Arc::clone(&asked), Arc::clone(&granted));
         let mut rng = StdRng::seed_from_u64(seed.wrapping_add(task as u64));
         tasks.spawn(async move {
@@ -54,15 +54,15 @@ pub async fn cancels(servers: &Servers, count: usize, seed: u64) -> Result<usize
     }
     let all = timeout(patience(count), tasks.join_all()).await;
     all.map_err(|_| "acquires that are given up have no end")?;
-    come_to_rest(&client, servers, "after acquires that were given up").await?;
+    come_to_rest(&client, fleet, "after acquires that were given up").await?;
     Ok(granted.load(Ordering::Relaxed))
 }
 
 /// Holds so many locks, and waits for each: when they are given back, all are granted.
 /// Returns how long the last one took.
-pub async fn crowd(servers: &Servers, count: usize) -> Result<Duration, String> {
-    let client = connect(&servers.urls(0)[0]).await?;
-    let key = |n| format!("{}crowd-{n}", servers.prefix);
+pub async fn crowd(fleet: &Fleet, count: usize) -> Result<Duration, String> {
+    let client = connect(&fleet.urls(0)[0]).await?;
+    let key = |n| format!("{}crowd-{n}", fleet.prefix());
     let mut holds = Vec::new();
     for n in 0..count {
         let lock = client.lock(key(n)).lease(LEASE);
@@ -77,9 +77,9 @@ pub async fn crowd(servers: &Servers, count: usize) -> Result<Duration, String> 
         waits.spawn(client.lock(key(n)).lease(LEASE).acquire());
     }
     let deadline = Instant::now() + patience(count);
-    while servers.waiters()? < i64::try_from(count).unwrap_or(i64::MAX) {
+    while fleet.left()?.1 < i64::try_from(count).unwrap_or(i64::MAX) {
         if Instant::now() > deadline {
-            return Err(format!("{} of {count} wait", servers.waiters()?));
+            return Err(format!("{} of {count} wait", fleet.left()?.1));
         }
         sleep(Duration::from_millis(20)).await;
     }
@@ -96,13 +96,13 @@ pub async fn crowd(servers: &Servers, count: usize) -> Result<Duration, String> 
     for guard in granted {
         drop(guard.map_err(|error| format!("a wait of a crowd: {error}"))?);
     }
-    come_to_rest(&client, servers, "after a crowd").await?;
+    come_to_rest(&client, fleet, "after a crowd").await?;
     Ok(took)
 }
 
-async fn come_to_rest(client: &LockClient, servers: &Servers, when: &str) -> Result<(), String> {
+async fn come_to_rest(client: &LockClient, fleet: &Fleet, when: &str) -> Result<(), String> {
     let flushed = timeout(PATIENCE, client.flush()).await;
     flushed.map_err(|_| format!("the client does not come to rest {when}"))?;
-    let empty = servers.await_empty();
+    let empty = fleet.await_empty();
     empty.map_err(|error| format!("{error}, {when}"))
 }

@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -15,13 +14,14 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::LEASE_MS_MAX;
+use crate::campaign::{Campaign, Who};
+use crate::client::Shared;
 use crate::clock;
-use crate::history::{Acquire, History, MS, Nanos, Operation, Outcome, Request};
+use crate::faults::minority::Open;
+use crate::fleet::{Fleet, SIDES};
+use crate::history::{Acquire, MS, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
-use crate::library::plan::Open;
-
-/// No lease is longer.
-pub const LEASE_MS_MAX: u64 = 2000;
 
 /// How long any wait may take, however the servers are hurt meanwhile. A client whose
 /// message was lost on a connection that lives asks again after a minute.
@@ -40,17 +40,6 @@ const CONNECTING: Duration = Duration::from_secs(30);
 const RESPONSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(500);
 
-/// How the locks are held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// With a lease that the client renews.
-    Client,
-    /// In a session, by its connection.
-    Session,
-    /// On most of several servers.
-    Redlock,
-}
-
 /// What the sections do wrong, so that it has to be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Planted {
@@ -61,74 +50,61 @@ pub enum Planted {
 }
 
 /// What all tasks share.
-struct Shared {
-    journal: Journal,
-    locks: Vec<String>,
+struct Common {
+    shared: Arc<Shared>,
     planted: Option<Planted>,
     open: Arc<Open>,
-    enough: AtomicBool,
 }
 
 /// All tasks of all clients.
 pub struct Workers {
-    shared: Arc<Shared>,
+    runtime: Runtime,
     tasks: JoinSet<Result<(), String>>,
     clients: Vec<Library>,
 }
 
 impl Workers {
-    /// Connects a client by each of these URLs, or by several if a Redlock, and has tasks
-    /// of each take these locks.
-    #[expect(clippy::too_many_arguments, reason = "it is called once")]
+    /// Connects clients, and has tasks of each take the locks.
     pub fn start(
-        runtime: &Runtime,
-        kind: Kind,
-        urls: Vec<Vec<String>>,
-        locks: Vec<String>,
-        tasks: usize,
+        campaign: &Campaign,
+        fleet: &Fleet,
+        shared: &Arc<Shared>,
+        open: &Arc<Open>,
         mut rng: StdRng,
-        planted: Option<Planted>,
-        open: Arc<Open>,
     ) -> Result<Self, String> {
-        let shared = Arc::new(Shared {
-            journal: Journal::default(),
-            locks,
-            planted,
-            open,
-            enough: AtomicBool::new(false),
+        let runtime = Runtime::new().map_err(|error| error.to_string())?;
+        let common = Arc::new(Common {
+            shared: Arc::clone(shared),
+            planted: campaign.planted,
+            open: Arc::clone(open),
         });
-        let (mut clients, mut working) = (Vec::new(), JoinSet::new());
-        for (number, urls) in urls.iter().enumerate() {
-            let client = runtime.block_on(Library::connect(kind, urls))?;
-            for task in 1..=tasks {
+        let (mut clients, mut tasks) = (Vec::new(), JoinSet::new());
+        for number in 0..SIDES {
+            let connecting = Library::connect(campaign.client, fleet.urls(number));
+            let client = runtime.block_on(connecting)?;
+            for task in 1..=campaign.tasks {
                 let worker = Worker {
                     library: client.clone(),
                     session: None,
                     id: (number + 1) * 1000 + task,
                     acquires: 0,
                     rng: StdRng::seed_from_u64(rng.random()),
-                    shared: Arc::clone(&shared),
+                    common: Arc::clone(&common),
                 };
-                working.spawn_on(worker.work(), runtime.handle());
+                tasks.spawn_on(worker.work(), runtime.handle());
             }
             clients.push(client);
         }
         Ok(Self {
-            shared,
-            tasks: working,
+            runtime,
+            tasks,
             clients,
         })
     }
 
-    /// What they write down.
-    pub fn journal(&self) -> &Journal {
-        &self.shared.journal
-    }
-
-    /// Has all take their last locks, and come to rest. Returns what they saw.
-    pub fn end(mut self, runtime: &Runtime) -> (History, Result<(), String>) {
-        self.shared.enough.store(true, Ordering::SeqCst);
-        let ended = runtime.block_on(async {
+    /// Waits until all have taken their last locks, and come to rest.
+    pub fn end(mut self) -> Result<(), String> {
+        self.runtime.block_on(async {
             while let Some(ended) = self.tasks.join_next().await {
                 ended.map_err(|error| error.to_string())??;
             }
@@ -137,8 +113,7 @@ impl Workers {
                 flushed.map_err(|_| "a client does not come to rest")?;
             }
             Ok(())
-        });
-        (self.shared.journal.history(), ended)
+        })
     }
 }
 
@@ -161,11 +136,11 @@ enum Guard {
 struct Refused(Outcome);
 
 impl Library {
-    async fn connect(kind: Kind, urls: &[String]) -> Result<Self, String> {
-        Ok(match kind {
-            Kind::Client => Self::Client(connect(&urls[0]).await?),
-            Kind::Session => Self::Session(connect(&urls[0]).await?),
-            Kind::Redlock => {
+    async fn connect(who: Who, urls: Vec<String>) -> Result<Self, String> {
+        Ok(match who {
+            Who::Session => Self::Session(connect(&urls[0]).await?),
+            Who::Commands | Who::Library => Self::Client(connect(&urls[0]).await?),
+            Who::Redlock => {
                 let redlock = insist(|| {
                     let client = LockClient::builder().connect_timeout(CONNECT);
                     Redlock::connect_with(client, RESPONSE, urls.iter().map(String::as_str))
@@ -315,7 +290,7 @@ struct Worker {
     id: usize,
     acquires: usize,
     rng: StdRng,
-    shared: Arc<Shared>,
+    common: Arc<Common>,
 }
 
 /// A hold, as it is written down.
@@ -330,13 +305,13 @@ struct Section<'w> {
 
 impl Worker {
     async fn work(mut self) -> Result<(), String> {
-        while !self.shared.enough.load(Ordering::SeqCst) {
+        while !self.common.shared.is_over() {
             self.round().await?;
             let pause = self.ms(0, 10);
             sleep(pause).await;
         }
         // All is well now.
-        for key in self.shared.locks.clone() {
+        for key in self.common.shared.locks.names().to_vec() {
             let deadline = Instant::now() + PATIENCE;
             while !self.take(&key, Some(PATIENCE), None).await? {
                 if Instant::now() > deadline {
@@ -357,8 +332,7 @@ impl Worker {
     }
 
     async fn round(&mut self) -> Result<(), String> {
-        let key = self.rng.random_range(0..self.shared.locks.len());
-        let key = self.shared.locks[key].clone();
+        let key = self.common.shared.locks.any_at_all(&mut self.rng);
         let wait = match self.rng.random_range(0..10) {
             0..3 => Some(Duration::ZERO),
             3..7 => Some(self.ms(1, 2000)),
@@ -381,16 +355,16 @@ impl Worker {
         patience: Option<Duration>,
     ) -> Result<bool, String> {
         let ignores_loss =
-            self.shared.planted == Some(Planted::IgnoresLoss) && self.rng.random_bool(0.1);
+            self.common.planted == Some(Planted::IgnoresLoss) && self.rng.random_bool(0.1);
         let (least_ms, renews) = match self.library {
             Library::Redlock(_) => (100, self.rng.random_bool(0.4)),
             _ => (300, !ignores_loss),
         };
         let lease = self.ms(least_ms, LEASE_MS_MAX);
-        let _entered = self.shared.open.enter(self.id);
+        let _entered = self.common.open.enter(self.id);
         self.acquires += 1;
         let owner = format!("{}-{}", self.id, self.acquires);
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.common.shared);
         let noted = (shared.journal).began(self.operation(key, &owner, acquire(1, wait)));
         let limit = patience.unwrap_or(PATIENCE + wait.unwrap_or_default());
         let asked = (self.library).acquire(&mut self.session, key, (lease, renews), wait);
@@ -418,7 +392,7 @@ impl Worker {
         };
         let granted = guard.outcome();
         end(granted.clone());
-        let time = match self.shared.enough.load(Ordering::SeqCst) {
+        let time = match self.common.shared.is_over() {
             true => Duration::ZERO,
             false => self.any_time(lease),
         };
@@ -469,7 +443,7 @@ fn acquire(lease_ms: u64, wait: Option<Duration>) -> Request {
 
 impl Section<'_> {
     fn journal(&self) -> &Journal {
-        &self.worker.shared.journal
+        &self.worker.common.shared.journal
     }
 
     /// Relies upon the lock for this long.
@@ -550,7 +524,7 @@ impl Section<'_> {
 
     /// Gives the lock back in some way.
     async fn end(&self, guard: Guard, how: u32) {
-        match self.worker.shared.planted {
+        match self.worker.common.planted {
             Some(Planted::ReleasesTooEarly) if how == 0 => {
                 guard.release().await;
                 sleep(Duration::from_millis(50)).await;

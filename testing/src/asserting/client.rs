@@ -1,12 +1,13 @@
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
-use redis::Value;
+use redis::{PushKind, Value};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-use crate::{Connection, pack, reply_text};
+use crate::{Connection, Told, pack, reply_text};
 
 /// An integer reply.
 pub fn int(n: i64) -> Value {
@@ -41,27 +42,40 @@ pub fn token(reply: &Value) -> i64 {
 }
 
 /// A connection that panics where a [`Connection`] returns an error, and takes
-/// commands as a line.
-pub struct Client(Connection);
+/// commands as a line. In RESP3 it also hears what is published, and keeps that apart
+/// from replies.
+pub struct Client {
+    connection: Connection,
+    pushed: VecDeque<(PushKind, Vec<Value>)>,
+}
 
 impl Deref for Client {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
-        &self.0
+        &self.connection
     }
 }
 
 impl DerefMut for Client {
     fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.0
+        &mut self.connection
     }
 }
 
 impl Client {
     /// Connects, if somebody listens.
     pub fn try_connect(addr: SocketAddr) -> Option<Self> {
-        Connection::open(addr).ok().map(Self)
+        let connection = Connection::open(addr).ok()?;
+        let pushed = VecDeque::new();
+        Some(Self { connection, pushed })
+    }
+
+    /// Has it speak RESP3.
+    #[track_caller]
+    pub fn in_resp3(mut self) -> Self {
+        assert!(matches!(self.call("HELLO 3"), Value::Map(_)));
+        self
     }
 
     /// Sends a command, given as words between spaces.
@@ -78,18 +92,78 @@ impl Client {
     /// Sends bytes as they are.
     pub fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that has gone shows when its reply is read.
-        let _ = self.0.send_bytes(bytes);
+        let _ = self.connection.send_bytes(bytes);
     }
 
     /// The next reply. Fails the test if none comes.
     #[track_caller]
     pub fn reply(&mut self) -> Value {
-        self.0.reply().expect("a reply")
+        self.try_reply().expect("a reply")
     }
 
     /// The next reply, or none if the connection has ended.
     pub fn try_reply(&mut self) -> Option<Value> {
-        self.0.reply().ok()
+        loop {
+            match self.connection.reply().ok()? {
+                Value::Push { kind, data } => self.pushed.push_back((kind, data)),
+                reply => return Some(reply),
+            }
+        }
+    }
+
+    /// Subscribes, by `SUBSCRIBE` or another such command.
+    #[track_caller]
+    pub fn subscribe(&mut self, command: &str) {
+        use PushKind::{PSubscribe, SSubscribe, Subscribe};
+        self.send(command);
+        let (kind, data) = self.pushed();
+        let is_it = matches!(kind, Subscribe | SSubscribe | PSubscribe);
+        assert!(is_it, "{command}: {kind:?} {data:?}");
+    }
+
+    /// The next that is pushed.
+    #[track_caller]
+    pub fn pushed(&mut self) -> (PushKind, Vec<Value>) {
+        self.try_pushed().expect("something is pushed")
+    }
+
+    #[track_caller]
+    fn try_pushed(&mut self) -> Option<(PushKind, Vec<Value>)> {
+        if let Some(pushed) = self.pushed.pop_front() {
+            return Some(pushed);
+        }
+        match self.connection.reply().ok()? {
+            Value::Push { kind, data } => Some((kind, data)),
+            reply => panic!("{reply:?} is not pushed"),
+        }
+    }
+
+    /// The next message.
+    #[track_caller]
+    pub fn told(&mut self) -> Told {
+        self.try_told().expect("a message")
+    }
+
+    /// The same, or none if none comes.
+    #[track_caller]
+    pub(super) fn try_told(&mut self) -> Option<Told> {
+        let (_, data) = self.try_pushed()?;
+        Some(read(&data))
+    }
+
+    /// The next message, which tells this owner of a grant. Returns its token.
+    #[track_caller]
+    pub fn granted(&mut self, owner: &str) -> i64 {
+        let told = self.told();
+        assert_eq!(told.owner, owner, "{told:?}");
+        told.token()
+    }
+
+    /// All messages that were published before this and not read.
+    #[track_caller]
+    pub fn told_so_far(&mut self) -> Vec<Told> {
+        assert_eq!(self.call("PING"), status("PONG"));
+        self.pushed.drain(..).map(|(_, data)| read(&data)).collect()
     }
 
     /// Sends a command and reads its reply.
@@ -139,12 +213,12 @@ impl Client {
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&mut self, field: &str) -> i64 {
-        self.0.info(field).expect("a number")
+        self.connection.info(field).expect("a number")
     }
 
     /// A number from `INFO`, if the server answers and has it.
     pub fn try_info(&mut self, field: &str) -> Option<i64> {
-        self.0.info(field).ok()
+        self.connection.info(field).ok()
     }
 
     /// The server's memory, once what it frees in the background is freed.
@@ -243,4 +317,9 @@ fn error_text(reply: &Value) -> Option<String> {
         error.code(),
         error.details().unwrap_or_default()
     ))
+}
+
+#[track_caller]
+fn read(data: &[Value]) -> Told {
+    Told::of_push(data).unwrap_or_else(|| panic!("{data:?} is no message"))
 }

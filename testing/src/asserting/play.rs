@@ -22,10 +22,11 @@
 //! ```
 //!
 //! Whoever is named connects when it is named first. In a command `$T` is a token, `$b` the id
-//! of a connection, `$r` the port of a server, and `LONG`, `BLOCKED` and `PLACED` are options that last. A new token has to be greater than all that were named before. A
-//! reply is shown as redis-cli does, but for `!CODE`, which begins an error, `1..9`, `..9`
-//! and `1..` for numbers, `token`, `closed`, and `_` for any. Where none is given, any will
-//! do that is no error.
+//! of a connection, `$r` the port of a server, and `LONG`, `BLOCKED` and `PLACED` are options
+//! that last. A new token has to be greater than all that were named before. A reply is shown
+//! as redis-cli does, but for `!CODE`, which begins an error, `1..9`, `..9` and `1..` for
+//! numbers, `token`, `closed`, and `_` for any. Where none is given, any will do that is no
+//! error.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -33,7 +34,7 @@ use std::ops::Deref;
 
 use redis::Value;
 
-use super::{Client, Subscriber, TestServer, scene};
+use super::{Client, TestServer, scene};
 use crate::{SOON, comes_true, pack};
 
 /// A scene on a server.
@@ -50,7 +51,7 @@ pub struct Play {
 }
 
 struct Actor {
-    client: Subscriber,
+    client: Client,
     id: i64,
     addr: SocketAddr,
 }
@@ -60,7 +61,7 @@ impl Actor {
         let mut client = server.client();
         Self {
             id: client.int("CLIENT ID"),
-            client: Subscriber::plain(client),
+            client,
             addr: server.addr(),
         }
     }
@@ -145,7 +146,7 @@ impl Play {
 
     /// The connection of this name.
     #[track_caller]
-    pub fn client(&mut self, name: &str) -> &mut Subscriber {
+    pub fn client(&mut self, name: &str) -> &mut Client {
         &mut self.actor(name).client
     }
 
@@ -215,9 +216,10 @@ impl Play {
             "<" => self.reply(who, rest),
             "hears" => {
                 let client = &mut self.actor(who).client;
+                client.call("HELLO 3");
                 match rest.strip_prefix("sharded ") {
-                    Some(channel) => client.hear(&format!("SSUBSCRIBE {channel}")),
-                    None => client.hear(&format!("SUBSCRIBE {rest}")),
+                    Some(channel) => client.subscribe(&format!("SSUBSCRIBE {channel}")),
+                    None => client.subscribe(&format!("SUBSCRIBE {rest}")),
                 }
                 Ok(())
             }

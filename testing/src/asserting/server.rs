@@ -153,6 +153,14 @@ impl TestServer {
         Client::try_connect(self.addr()).expect("the server takes connections")
     }
 
+    /// A new connection that hears this channel.
+    #[track_caller]
+    pub fn subscriber(&self, channel: &str) -> Client {
+        let mut subscriber = self.client().in_resp3();
+        subscriber.subscribe(&format!("SUBSCRIBE {channel}"));
+        subscriber
+    }
+
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&self, field: &str) -> i64 {

@@ -24,10 +24,11 @@ use rand::RngExt;
 use redis::Value;
 use redis_lock_testing::{Wait, reply_text};
 
-use super::clients::{Client, Hold, LAST_WAIT};
-use super::fleet::NODES;
+use super::Client;
+use super::holdings::{Hold, LAST_WAIT};
 use crate::clock;
-use crate::history::{Breach, History, MS, Operation, Outcome, Promise, Request};
+use crate::fleet::NODES;
+use crate::history::{Breach, History, MS, Outcome, Promise, Request};
 
 /// How the set is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -70,7 +71,7 @@ impl Client {
             Workload::Set => write.to_vec(),
             Workload::GuardedSet => [guard, write].concat(),
         };
-        let operation = self.begin(lock, Request::Add { element });
+        let operation = self.note(lock, Request::Add { element });
         let outcome = match self.call(&words) {
             Some(Value::Okay) => {
                 let replicas = NODES - 1;
@@ -85,13 +86,13 @@ impl Client {
             Some(Value::ServerError(error)) => Outcome::Error(error.code().to_owned()),
             _ => Outcome::Lost,
         };
-        self.shared.journal.ended(operation, clock::now(), outcome);
+        self.ended(operation, outcome);
     }
 
     /// Notes what all sets have in the end.
-    pub(super) fn read_back(&mut self) -> Result<(), String> {
-        for lock in self.shared.locks.clone() {
-            let operation = self.begin(&lock, Request::Read);
+    pub fn read_back(&mut self) -> Result<(), String> {
+        for lock in self.shared.locks.names().to_vec() {
+            let operation = self.note(&lock, Request::Read);
             let deadline = clock::now() + LAST_WAIT;
             let text = loop {
                 match self.elements(&lock) {
@@ -102,17 +103,17 @@ impl Client {
             };
             let elements: Result<_, _> = text.split_whitespace().map(str::parse).collect();
             let read = Outcome::Elements(elements.map_err(|_| format!("{lock}: {text}"))?);
-            self.shared.journal.ended(operation, clock::now(), read);
+            self.ended(operation, read);
         }
         Ok(())
     }
 
-    fn begin(&mut self, lock: &str, request: Request) -> usize {
-        let connected = self.connect();
-        let of = (self.id, connected.number);
-        self.connected = Some(connected);
-        let operation = Operation::sent_now(of, lock, &self.owner(), request);
-        self.shared.journal.began(operation)
+    /// Notes what it does with data.
+    fn note(&mut self, lock: &str, request: Request) -> usize {
+        let connected = self.connected();
+        let (operation, _) = self.began(lock, request, connected.number);
+        self.connection = Some(connected);
+        operation
     }
 
     fn elements(&mut self, lock: &str) -> Option<String> {
@@ -124,22 +125,17 @@ impl Client {
 
     /// The reply to a command on the present connection, which may hear of places too.
     fn call(&mut self, words: &[&str]) -> Option<Value> {
-        let mut connected = self.connect();
+        let mut connected = self.connected();
         let patience_ms = self.shared.protection.response_ms() + ACKNOWLEDGED_MS;
         let deadline = clock::now() + patience_ms * MS;
         connected.connection.send(words).ok()?;
-        loop {
-            match connected.connection.wait(|| clock::now() < deadline) {
-                Wait::Replied(Value::Push { .. }) => {}
-                Wait::Replied(reply) => {
-                    let refused = matches!(&reply, Value::ServerError(error)
-                        if error.code() != "NOTHELD");
-                    self.connected = (!refused).then_some(connected);
-                    return Some(reply);
-                }
-                Wait::Closed | Wait::GivenUp => return None,
-            }
-        }
+        let wait = connected.wait_for(1, &mut self.ears, || clock::now() < deadline);
+        let Wait::Replied(reply) = wait else {
+            return None;
+        };
+        let is_refused = matches!(&reply, Value::ServerError(error) if error.code() != "NOTHELD");
+        self.connection = (!is_refused).then_some(connected);
+        Some(reply)
     }
 }
 

@@ -3,7 +3,8 @@
 
 use rand::RngExt;
 
-use super::{Client, Extent, LEASE_MS_MAX};
+use super::rounds::Extent;
+use super::{Client, LEASE_MS_MAX};
 use crate::history::{Acquire, Mode, Outcome};
 use crate::locks::{Kind, in_database};
 
@@ -11,7 +12,7 @@ impl Client {
     /// Holds one lock and waits for another. Whoever is refused gives way.
     pub(super) fn pair_round(&mut self) {
         self.owners += 1;
-        let (first, second) = self.locks.any_two(Kind::Paired, &mut self.rng);
+        let (first, second) = self.shared.locks.any_two(Kind::Paired, &mut self.rng);
         let [first, second] = [first, second].map(|key| in_database(self.database, &key));
         let ask = Acquire {
             lease_ms: LEASE_MS_MAX,

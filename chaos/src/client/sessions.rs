@@ -2,8 +2,8 @@
 
 use rand::RngExt;
 
-use super::{Client, Connected, Extent, LEASE_MS_MAX, Route};
-use crate::clock;
+use super::rounds::Extent;
+use super::{Client, LEASE_MS_MAX, Wrap};
 use crate::history::{Acquire, Outcome, Request};
 
 /// The server must find the time to renew even the shortest.
@@ -62,10 +62,8 @@ impl Client {
         let Some(connected) = self.connection.take() else {
             return false;
         };
-        let asked = self.send(connected, lock, Request::Ping, &[vec!["PING"]]);
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
-        outcome == Outcome::Done
+        let asked = self.ask(connected, lock, Request::Ping, Wrap::Plain);
+        self.answer(asked) == Outcome::Done
     }
 
     fn close_session(&mut self, lock: &str) {
@@ -73,15 +71,9 @@ impl Client {
             return;
         };
         // A proxy hands the end of a connection on in its own time.
-        if matches!(self.route, Route::Proxied(_)) {
+        if !self.is_direct() {
             return;
         }
         self.close(lock, connected);
-    }
-
-    pub(super) fn close(&mut self, lock: &str, connected: Connected) {
-        let (operation, _) = self.began(lock, Request::Close, connected.number);
-        drop(connected);
-        self.journal.ended(operation, clock::now(), Outcome::Done);
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use rand::RngExt;
 use redis_lock_testing::Told;
 
+use super::rounds::{Extent, Section};
 use super::sessions::SESSION_LEASE_MS_MIN;
-use super::{
-    CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
-};
+use super::{Client, Connected, Ears, LEASE_MS_MAX, Wrap, transmit};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
 use crate::locks::in_database;
+use crate::protection::CLAIM_TIMEOUT_MS;
 use crate::words::outcome_of_place;
 
 const LOOK_EVERY: Duration = Duration::from_millis(4);
@@ -126,7 +126,7 @@ impl Client {
         let place = place?;
         if !is_heard {
             let outcome = self.unheard();
-            self.journal.ended(place.operation, clock::now(), outcome);
+            self.ended(place.operation, outcome);
             return None;
         }
         Some(Idle {
@@ -145,7 +145,7 @@ impl Client {
             self.close_ears();
         }
         let (at, outcome) = told.unwrap_or_else(|| (clock::now(), self.unheard()));
-        self.journal.ended(idle.place.operation, at, outcome);
+        self.shared.journal.ended(idle.place.operation, at, outcome);
         (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
     }
 
@@ -157,19 +157,24 @@ impl Client {
         };
         let told = self.await_told(|client| !client.is_overdue(&place));
         let (at, outcome) = told.unwrap_or_else(|| {
-            let outcome = match self.is_deaf() {
-                true => self.unheard(),
-                false => Outcome::Silent,
+            let outcome = match self.is_direct() && !self.is_deaf() {
+                true => Outcome::Silent,
+                false => self.unheard(),
             };
             self.close_ears();
             (clock::now(), outcome)
         });
-        self.journal.ended(place.operation, at, outcome.clone());
+        self.shared
+            .journal
+            .ended(place.operation, at, outcome.clone());
         outcome
     }
 
     /// What the next message says, and when it came.
-    fn await_told(&mut self, patient: impl Fn(&Self) -> bool) -> Option<(Nanos, Outcome)> {
+    pub(crate) fn await_told(
+        &mut self,
+        patient: impl Fn(&Self) -> bool,
+    ) -> Option<(Nanos, Outcome)> {
         loop {
             self.listen();
             if let Some((at, told)) = self.next_told() {
@@ -193,29 +198,27 @@ impl Client {
 
     /// Asks for a place, or comes to another end.
     fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
-        let wrap = match self.rng.random_range(0..10) {
-            0 => Wrap::Script,
-            1 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
-            _ => Wrap::Plain,
-        };
+        let wrap = self.any_wrap(10);
         let connected = self.connected();
         if self.ears.is_none() {
             return Err(Outcome::Lost);
         }
         let ask = Acquire {
-            claim_ms: Some(CLAIM_TIMEOUT_MS),
+            claim_ms: Some(self.shared.protection.claim_ms()),
             ..ask
         };
         let asked = self.ask(connected, lock, Request::Acquire(ask), wrap);
         let (operation, sent) = (asked.operation, asked.sent);
         let connection = asked.connected.number;
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
+        let outcome = self.answer(asked);
         if outcome != Outcome::Pending {
             return Err(outcome);
         }
         let queued = clock::now();
-        self.journal.queued(operation, Some(queued));
+        // Nothing is promised of the order in which those are served who follow the primary.
+        if !self.is_watched() {
+            self.shared.journal.queued(operation, Some(queued));
+        }
         Ok(Place {
             owner: self.owners,
             lock: lock.to_owned(),
@@ -231,12 +234,11 @@ impl Client {
     }
 
     fn any_doubt(&mut self, sent: Nanos, ask: Acquire) -> Option<(Nanos, Doubt)> {
-        let is_direct = matches!(self.route, Route::Direct(_));
         let doubt = match self.rng.random_range(0..10) {
             _ if self.faults_over() => return None,
             0..=3 => Doubt::AsksAgain,
             4 => Doubt::GivesUp,
-            5..=6 if ask.session && is_direct => Doubt::ClosesSession,
+            5..=6 if ask.session && self.is_direct() => Doubt::ClosesSession,
             _ => return None,
         };
         let after_ms = self.rng.random_range(0..=ask.block_ms.unwrap_or(0));
@@ -258,12 +260,12 @@ impl Client {
                 self.doubt(&mut line, index);
             } else if let Some(index) = line.iter().position(|place| self.is_overdue(place)) {
                 let place = line.swap_remove(index);
-                let outcome = match self.route {
-                    Route::Direct(_) => Outcome::Silent,
-                    // The message may have been lost while there were faults.
-                    Route::Proxied(_) => Outcome::GivenUp,
+                // The message may have been lost while there were faults.
+                let outcome = match self.is_direct() {
+                    true => Outcome::Silent,
+                    false => Outcome::GivenUp,
                 };
-                self.journal.ended(place.operation, clock::now(), outcome);
+                self.ended(place.operation, outcome);
                 self.owners = place.owner;
                 self.release(&place.lock, None, Extent::All);
             } else {
@@ -275,17 +277,17 @@ impl Client {
             self.close_ears();
             for place in line {
                 let outcome = self.unheard();
-                self.journal.ended(place.operation, clock::now(), outcome);
+                self.ended(place.operation, outcome);
             }
         }
     }
 
     /// What became of a place whose messages nobody hears any more.
     pub(super) fn unheard(&self) -> Outcome {
-        match self.route {
-            Route::Direct(_) => Outcome::Lost,
+        match self.is_direct() {
+            true => Outcome::Lost,
             // The server may not know that nobody listens.
-            Route::Proxied(_) => Outcome::GivenUp,
+            false => Outcome::GivenUp,
         }
     }
 
@@ -311,9 +313,11 @@ impl Client {
         if outcome == Outcome::NotAvailable && ends_otherwise && !place.is_given_up {
             self.release(&place.lock, None, Extent::All);
             let outcome = self.unheard();
-            return self.journal.ended(place.operation, clock::now(), outcome);
+            return self.ended(place.operation, outcome);
         }
-        self.journal.ended(place.operation, at, outcome.clone());
+        self.shared
+            .journal
+            .ended(place.operation, at, outcome.clone());
         if let Outcome::Told { token, .. } = outcome
             && !place.is_given_up
         {
@@ -329,7 +333,7 @@ impl Client {
                 line[index].is_given_up = true;
                 let (operation, lock) = (line[index].operation, line[index].lock.clone());
                 // It is told so a little later.
-                self.journal.queued(operation, None);
+                self.shared.journal.queued(operation, None);
                 self.release(&lock, None, Extent::All);
             }
             Some((_, Doubt::ClosesSession)) => {
@@ -365,38 +369,38 @@ impl Client {
             block_ms: Some(left_ms),
             ..place.ask
         };
-        let asked = match self.route {
-            Route::Direct(_) => {
+        let asked = match self.is_direct() {
+            true => {
                 let line = self.line(&place.lock, Request::Acquire(ask));
                 let words = line.split(' ').collect();
                 let (operation, request) = (place.operation, Request::Acquire(place.ask));
-                Self::transmit(connected, operation, request, clock::now(), &[words])
+                transmit(connected, operation, request, clock::now(), &[words])
             }
-            Route::Proxied(_) => {
-                self.journal
-                    .ended(place.operation, clock::now(), Outcome::GivenUp);
+            false => {
+                let given_up = (place.operation, Outcome::GivenUp);
+                self.ended(given_up.0, given_up.1);
                 let asked = self.ask(connected, &place.lock, Request::Acquire(ask), Wrap::Plain);
                 (place.operation, place.sent) = (asked.operation, asked.sent);
                 place.ask = ask;
                 asked
             }
         };
-        if matches!(self.route, Route::Direct(_)) {
+        if self.is_direct() {
             // A token that is replied has its full lease.
-            self.journal.queued(line[index].operation, None);
+            self.shared.journal.queued(line[index].operation, None);
         }
         let since = line[index].queued;
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
+        let outcome = self.answer(asked);
         if outcome == Outcome::Pending {
             let (now, place) = (clock::now(), &line[index]);
             let is_kept = now + MS < place.sent + wait_ms * MS;
-            match self.route {
+            let journal = &self.shared.journal;
+            match self.is_direct() {
                 // What was told of it may have been lost.
-                Route::Proxied(_) => self.journal.queued(place.operation, Some(now)),
-                Route::Direct(_) if is_kept => self.journal.queued(place.operation, Some(since)),
+                false => journal.queued(place.operation, Some(now)),
+                true if is_kept => journal.queued(place.operation, Some(since)),
                 // Its time may have been over. Then this is another one, at the end.
-                Route::Direct(_) => {}
+                true => {}
             }
             return;
         }
@@ -407,7 +411,7 @@ impl Client {
             Outcome::Error(_) | Outcome::Deadlock(_) => {
                 self.close_ears();
                 let outcome = self.unheard();
-                self.journal.ended(place.operation, clock::now(), outcome);
+                self.ended(place.operation, outcome);
             }
             _ => {}
         }

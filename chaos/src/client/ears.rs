@@ -2,20 +2,20 @@
 
 use std::collections::VecDeque;
 
-use redis::{PushKind, Value};
-use redis_lock_testing::{Connection, Told, Wait, local};
+use redis::Value;
+use redis_lock_testing::{Connection, Told, Wait};
 
-use super::{Client, Connected, Route};
+use super::{Client, Connected};
 use crate::clock;
 use crate::history::Nanos;
 
 /// A subscription to a channel of its own.
-pub(super) struct Ears {
+pub(crate) struct Ears {
     pub(super) channel: String,
     /// Where it was taken.
-    port: u16,
+    node: usize,
     /// Who speaks RESP2 hears on a second connection.
-    second: Option<Connection>,
+    pub(crate) second: Option<Connection>,
     is_deaf: bool,
     told: VecDeque<(Nanos, Told)>,
 }
@@ -39,7 +39,7 @@ impl Ears {
     }
 
     /// From now on nobody hears.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.second = None;
         self.is_deaf = true;
     }
@@ -48,35 +48,37 @@ impl Ears {
 impl Client {
     /// Opens a connection whose channel is heard, on the same connection with RESP3 and
     /// on a second one with RESP2. Returns whether that succeeds.
-    pub(super) fn open_ears(&mut self, in_resp3: bool) -> bool {
-        let port = self.port();
+    pub(crate) fn open_ears(&mut self, in_resp3: bool) -> bool {
         let mut first = self.connected();
-        let channel = format!("client{}-{}", self.id, self.connections);
+        let prefix = &self.shared.prefix;
+        let channel = format!("{prefix}client{}-{}", self.id, self.connections);
         let asked = clock::now();
         let patient = || clock::now() < self.patience(asked, None).0;
-        let subscribe = ["SUBSCRIBE", &channel];
+        let way = self.shared.guide.way(first.node, self.side);
         let mut second = None;
-        let is_heard = if in_resp3 {
-            let spoken = first.connection.call_while(&["HELLO", "3"], patient);
-            let heard = first.connection.call_while(&subscribe, patient);
-            let subscribed =
-                |heard| matches!(heard, Value::Push { kind, .. } if kind == PushKind::Subscribe);
-            matches!(spoken, Some(Value::Map(_))) && heard.is_some_and(subscribed)
+        let hearing = if in_resp3 {
+            first.connection.call_while(&["HELLO", "3"], patient);
+            Some(&mut first.connection)
         } else {
-            second = Connection::open(local(port)).ok();
-            let heard = second
-                .as_mut()
-                .and_then(|second| second.call_while(&subscribe, patient));
-            matches!(heard, Some(Value::Array(_)))
+            second = Connection::open(way).ok();
+            second.as_mut()
         };
-        if !is_heard {
+        // In a cluster those hear of it who serve the lock.
+        let subscribe = if prefix.is_empty() {
+            "SUBSCRIBE"
+        } else {
+            "SSUBSCRIBE"
+        };
+        let heard = hearing.and_then(|one| one.call_while(&[subscribe, &channel], patient));
+        if !matches!(heard, Some(Value::Push { .. } | Value::Array(_))) {
             return false;
         }
         first.hears = in_resp3;
+        let node = first.node;
         self.connection = Some(first);
         self.ears = Some(Ears {
             channel,
-            port,
+            node,
             second,
             is_deaf: false,
             told: VecDeque::new(),
@@ -117,7 +119,7 @@ impl Client {
         let Some(ears) = &self.ears else {
             return true;
         };
-        let has_moved = matches!(self.route, Route::Direct(_)) && ears.port != self.port();
+        let has_moved = self.is_direct() && self.shared.guide.primary(0) != Some(ears.node);
         let hears = self.connection.as_ref().is_some_and(|one| one.hears);
         ears.is_deaf || has_moved || ears.second.is_none() && !hears
     }

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 /// How long what is told by a message lasts unclaimed.
-const CLAIM_TIMEOUT_MS: u64 = 500;
+pub const CLAIM_TIMEOUT_MS: u64 = 600;
 
 /// How long a primary waits for acknowledgements.
 const REPLICAS_TIMEOUT_MS: u64 = 500;
@@ -37,6 +37,16 @@ pub struct Protection {
 }
 
 impl Protection {
+    /// None, where no lease is longer than this.
+    pub fn none(lease_max_ms: u64) -> Self {
+        Self {
+            mode: Mode::Plain,
+            replicas: 0,
+            lease_max_ms,
+            grace_ms: None,
+        }
+    }
+
     /// The settings of each node.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let replicas = self.replicas.to_string();

@@ -6,10 +6,12 @@ use rand::RngExt;
 
 use redis_lock_testing::Wait;
 
-use super::{Asked, CLAIM_TIMEOUT_MS, Client, Extent, Section, Wrap};
+use super::rounds::{Extent, Section};
+use super::{Asked, Client, Wrap};
 use crate::clock;
 use crate::history::{Acquire, MS, Mode, Outcome, Request};
 use crate::locks::in_database;
+use crate::protection::CLAIM_TIMEOUT_MS;
 use crate::words::outcome;
 
 /// How a hold ends.
@@ -91,13 +93,13 @@ impl Client {
         } = asked;
         let deadline = clock::now() + 500 * MS;
         let wait = connected.connection.wait(|| clock::now() < deadline);
-        self.journal.waits_no_more(connected.id);
+        self.shared.journal.waits_no_more(connected.id);
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => Outcome::GivenUp,
         };
-        self.journal.ended(operation, clock::now(), outcome);
+        self.ended(operation, outcome);
     }
 
     /// Another owner waits for some time.
@@ -115,9 +117,7 @@ impl Client {
     }
 
     fn hear_quietly(&mut self, lock: &str, asked: Asked) {
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
-        if let Outcome::Granted(token) = outcome {
+        if let Outcome::Granted(token) = self.answer(asked) {
             self.release(lock, None, Extent::All);
             // There is nothing to renew any more.
             let section = Section {

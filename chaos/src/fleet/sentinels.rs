@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use redis::Value;
-use redis_lock_testing::{Server, sentinel};
+use redis_lock_testing::{Server, reply_text, sentinel};
 
-use super::{DOWN_AFTER_MS, NODES, ask, texts};
+use super::{DOWN_AFTER_MS, NODES, ask};
 
 /// Where their own connections come from, so that clients can be told from them.
 pub(super) const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
@@ -58,10 +58,13 @@ pub(super) fn stay_calm(sentinels: &[Server]) -> Result<(), String> {
 /// What a sentinel knows of each replica: names, each with its value.
 fn replicas(sentinel: &Server) -> Vec<Vec<String>> {
     let replicas = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
-    match replicas {
-        Some(Value::Array(replicas)) => replicas.into_iter().map(texts).collect(),
+    let parts = |value| match value {
+        Some(Value::Array(parts)) => parts,
         _ => Vec::new(),
-    }
+    };
+    let fields = |replica| parts(Some(replica)).into_iter().filter_map(reply_text);
+    let replicas = parts(replicas).into_iter();
+    replicas.map(|replica| fields(replica).collect()).collect()
 }
 
 fn has(fields: &[String], name: &str, value: &str) -> bool {

@@ -1,0 +1,255 @@
+//! A minority of a Redlock's servers is hurt at any time.
+//!
+//! There are 2f + 1 servers, and at most f of them are hurt at a time. What
+//! that may do to exclusion depends on the kind:
+//!
+//! - A server that is **stopped, slow or cut off** remembers. Any majority that
+//!   granted a hold shares a server with any other majority, and that server
+//!   refuses the second, early or late. So these faults can't break exclusion,
+//!   however they follow each other. What is delayed in them (a late acquire,
+//!   renewal or release) takes effect after what the client did next. A client
+//!   can cope with that: it knows what it left unanswered, and on each server it
+//!   can name the token that it means. So late messages excuse nothing, and a
+//!   server that runs again counts as sound at once.
+//! - A server that is **killed and starts empty** has forgotten its vote. A hold
+//!   may rest on a bare majority of f + 1, as the others may have been out of
+//!   reach or taken by another at the time. Then one forgotten vote is enough
+//!   for a second majority, whatever the client does: so a server that started
+//!   empty *within* the life of a hold would be more than Redlock promises to
+//!   survive, even if no other server is hurt. This is why Redlock asks for a
+//!   delayed restart. Here a killed server stays down until each acquire that
+//!   was under way when it was killed has ended, and so has the hold that came
+//!   of it; or else for longer than the longest lease, as what is believed in
+//!   later rests on commands that a majority of the others confirmed while it
+//!   was down. So no live hold ever rests on a vote that was forgotten, and
+//!   the next server may be hurt as soon as it is up.
+//!
+//! The bound of f has to do with progress alone: a majority can always be had.
+//! `--most` lifts it.
+//!
+//! `--restart-at-once` leaves the delay of the restart out. Then a correct Redlock,
+//! too, has to be found at fault, and the campaign shows that it can.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use redis_lock_testing::{Fate, SOON, comes_true};
+
+use crate::clock;
+use crate::fleet::{Fleet, SIDES};
+use crate::history::{MS, Nanos};
+use crate::library::LEASE_MS_MAX;
+
+/// How often to look whether something is due.
+const LOOK_EVERY: Duration = Duration::from_millis(3);
+
+/// How long a step may take.
+const STEP: Duration = Duration::from_secs(1);
+
+/// A killed server may start this much later than the longest lease, in any case.
+const SLACK_MS: u64 = 100;
+
+const KILLED: &str = "killed and emptied";
+
+/// When each acquire was called that is under way, or whose hold is.
+#[derive(Default)]
+pub struct Open(Mutex<BTreeSet<(Nanos, usize)>>);
+
+impl Open {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Nanos, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An acquire of this task is about to be called. It and its hold are over when this is
+    /// dropped.
+    pub fn enter(self: &Arc<Self>, task: usize) -> Entered {
+        let entry = (clock::now(), task);
+        self.lock().insert(entry);
+        Entered(Arc::clone(self), entry)
+    }
+
+    /// Whether all that began before this time is over.
+    fn is_over(&self, time: Nanos) -> bool {
+        self.lock().first().is_none_or(|(begun, _)| *begun > time)
+    }
+}
+
+/// An acquire that was called, or its hold.
+pub struct Entered(Arc<Open>, (Nanos, usize));
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
+/// What is wrong with a server.
+struct Wound {
+    server: usize,
+    kind: &'static str,
+    since: Nanos,
+    heals_at: Instant,
+}
+
+/// What is wrong with the servers, and what may be.
+pub struct Minority {
+    /// How many servers may be hurt at a time.
+    pub most: usize,
+    /// Whether a killed server starts again while holds rest on its votes, which
+    /// is not fair.
+    pub restart_at_once: bool,
+    open: Arc<Open>,
+    rng: StdRng,
+    wounds: Vec<Wound>,
+    next: Instant,
+}
+
+impl Minority {
+    /// Nothing is wrong yet. This is asked of the servers.
+    pub fn new(most: usize, restart_at_once: bool, open: Arc<Open>, rng: StdRng) -> Self {
+        Self {
+            most,
+            restart_at_once,
+            open,
+            rng,
+            wounds: Vec::new(),
+            next: Instant::now(),
+        }
+    }
+
+    /// Hurts servers until one of them has been healed. Returns what it suffered, if it
+    /// does not take too long.
+    pub fn step(&mut self, fleet: &mut Fleet) -> Result<Option<(&'static str, Nanos)>, String> {
+        let end = Instant::now() + STEP;
+        while Instant::now() < end {
+            if let Some(due) = self.wounds.iter().position(|wound| self.is_due(wound)) {
+                let wound = self.wounds.swap_remove(due);
+                self.pause();
+                heal(fleet, &wound)?;
+                return Ok(Some((wound.kind, wound.since)));
+            }
+            self.hurt_one_more(fleet)?;
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(None)
+    }
+
+    /// Heals all.
+    pub fn end(&mut self, fleet: &mut Fleet) -> Result<(), String> {
+        while let Some(wound) = self.wounds.pop() {
+            while !self.is_due(&wound) {
+                thread::sleep(LOOK_EVERY);
+            }
+            heal(fleet, &wound)?;
+        }
+        Ok(())
+    }
+
+    fn hurt_one_more(&mut self, fleet: &mut Fleet) -> Result<(), String> {
+        let is_sound = |&server: &usize| self.wounds.iter().all(|one| one.server != server);
+        let sound: Vec<usize> = (0..fleet.nodes.len()).filter(is_sound).collect();
+        if Instant::now() < self.next || self.wounds.len() >= self.most {
+            return Ok(());
+        }
+        let server = sound[self.rng.random_range(0..sound.len())];
+        let wound = self.hurt(fleet, server)?;
+        self.wounds.push(wound);
+        self.pause();
+        Ok(())
+    }
+
+    /// What comes next often comes at once.
+    fn pause(&mut self) {
+        let pause_ms = match self.rng.random_range(0..10) {
+            0..6 => 0,
+            6..9 => self.rng.random_range(1..=100),
+            _ => self.rng.random_range(100..=1000),
+        };
+        self.next = Instant::now() + Duration::from_millis(pause_ms);
+    }
+
+    fn hurt(&mut self, fleet: &mut Fleet, server: usize) -> Result<Wound, String> {
+        let mut since = clock::now();
+        let long = self.rng.random_bool(0.5);
+        let ms = if long { 200..=1500 } else { 10..=200 };
+        let ms = self.rng.random_range(ms);
+        // Some clients may reach a server that others can't.
+        let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
+        sides[self.rng.random_range(0..SIDES)] = true;
+        let (kind, fate) = match self.rng.random_range(0..10) {
+            0..4 => (KILLED, Fate::Down),
+            4..7 => ("stopped", Fate::Passes),
+            7 => {
+                let delay = Duration::from_millis(self.rng.random_range(5..=200));
+                ("slow", Fate::Delayed(delay))
+            }
+            8 => ("cut off, messages kept back", Fate::KeptBack),
+            _ => ("cut off, messages lost", Fate::Swallowed),
+        };
+        match kind {
+            KILLED => {
+                fleet.set(server, [true; SIDES], fate);
+                fleet.nodes[server].server.crash();
+                // A vote may have been cast until now.
+                since = clock::now();
+            }
+            "stopped" => fleet.nodes[server].server.stop()?,
+            _ => fleet.set(server, sides, fate),
+        }
+        Ok(Wound {
+            server,
+            kind,
+            since,
+            heals_at: Instant::now() + Duration::from_millis(ms),
+        })
+    }
+
+    fn is_due(&self, wound: &Wound) -> bool {
+        let is_over = Instant::now() >= wound.heals_at;
+        if wound.kind != KILLED {
+            return is_over;
+        }
+        let late_enough = wound.since + (LEASE_MS_MAX + SLACK_MS) * MS;
+        self.restart_at_once
+            || clock::now() >= late_enough
+            || (is_over && self.open.is_over(wound.since))
+    }
+}
+
+fn heal(fleet: &mut Fleet, wound: &Wound) -> Result<(), String> {
+    let server = &mut fleet.nodes[wound.server].server;
+    if wound.kind == KILLED {
+        // Its port may be somebody else's for a moment. It comes back empty.
+        if !comes_true(SOON, || server.restart().is_ok()) {
+            server.restart()?;
+        }
+    } else {
+        let examined = server.examine();
+        examined.map_err(|error| format!("{error}, while it was {}", wound.kind))?;
+        server.go_on()?;
+    }
+    fleet.set(wound.server, [true; SIDES], Fate::Passes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_start_once_all_from_before_is_over() {
+        let open = Arc::new(Open::default());
+        let held = open.enter(1);
+        let killed_at = clock::now();
+        assert!(!open.is_over(killed_at));
+        let later = open.enter(2);
+        drop(held);
+        assert!(open.is_over(killed_at), "the other began later");
+        drop(later);
+        assert!(open.is_over(clock::now()));
+    }
+}

@@ -1,0 +1,155 @@
+//! What a campaign tells of a history: what there was, and what is wrong with it.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use crate::faults::Event;
+use crate::history::{
+    self, Acquire, Breach, History, MS, Mode, Nanos, Operation, Outcome, Promise, Request,
+    TOLERANCE,
+};
+
+/// How many breaches of each promise are shown in full.
+const SHOWN: usize = 3;
+
+/// How much earlier than a breach the events begin that are told with it.
+const EVENTS_BEFORE: Nanos = 5000 * MS;
+
+/// What came of all operations, of grants in which mode. What shows that a section relies
+/// upon its lock is none.
+fn outcomes(history: &History) -> BTreeMap<String, usize> {
+    let mut outcomes = BTreeMap::new();
+    let is_none = |one: &&Operation| one.answered == Some(one.sent);
+    for one in history.operations.iter().filter(|one| !is_none(one)) {
+        let kind = match &one.outcome {
+            Outcome::Granted(_) | Outcome::GrantedWithoutToken => {
+                format!("granted {}", kind_of(one.request))
+            }
+            Outcome::Told { .. } => "told".to_owned(),
+            Outcome::Elements(_) => "read".to_owned(),
+            Outcome::Deadlock(_) => "deadlock".to_owned(),
+            Outcome::Error(code) => code.clone(),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        *outcomes.entry(kind).or_default() += 1;
+    }
+    outcomes
+}
+
+fn kind_of(request: Request) -> &'static str {
+    match request {
+        Request::Acquire(_) if request.is_for_place() => "by a place",
+        Request::Acquire(Acquire { session: true, .. }) => "in a session",
+        Request::Acquire(Acquire { mode, .. }) => match mode {
+            Mode::Exclusive => "exclusively",
+            Mode::Shared => "shared",
+            Mode::Limited(_) => "limited",
+        },
+        _ => "otherwise",
+    }
+}
+
+/// Each kind with its number, and the sum before them.
+fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
+    let sum: usize = kinds.values().sum();
+    let each = kinds.iter();
+    let each: Vec<String> = each
+        .map(|(kind, count)| format!("{} {count}", kind.as_ref()))
+        .collect();
+    match each.is_empty() {
+        true => sum.to_string(),
+        false => format!("{sum} ({})", each.join(", ")),
+    }
+}
+
+/// All in one line.
+pub fn totals(
+    history: &History,
+    faults: &BTreeMap<&str, usize>,
+    broken: &BTreeMap<String, usize>,
+) -> String {
+    let queued = history.operations.iter().filter(|one| one.queued.is_some());
+    format!(
+        "{} operations, {} seen to queue; {}; faults: {}; breaches: {}",
+        history.operations.len(),
+        queued.count(),
+        counts(&outcomes(history)),
+        counts(faults),
+        counts(broken)
+    )
+}
+
+/// Shows some breaches of each promise: the operations that show it, and what was done to the
+/// nodes. Returns how many there are.
+pub fn show(breaches: &[Breach], events: &[Event]) -> BTreeMap<String, usize> {
+    let mut broken: BTreeMap<String, usize> = BTreeMap::new();
+    for breach in breaches {
+        let count = broken.entry(breach.promise.to_string()).or_default();
+        *count += 1;
+        if *count > SHOWN {
+            continue;
+        }
+        println!("breach of {}: {}", breach.promise, breach.evidence);
+        let times = || breach.shown.iter().map(|one| one.sent);
+        let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
+        let near = first.saturating_sub(EVENTS_BEFORE)..=last;
+        for event in events.iter().filter(|event| near.contains(&event.at)) {
+            println!("  {} ms: == {}", event.at / MS, event.what);
+        }
+    }
+    broken
+}
+
+/// Exclusion first, and each once: the same holds may overlap as many requests show.
+pub fn sort(breaches: &mut Vec<Breach>) {
+    breaches.sort_by_key(|breach| {
+        let begun = breach.shown.iter().map(|one| one.sent).max();
+        (breach.promise != Promise::Exclusion, begun)
+    });
+    let mut seen = HashSet::new();
+    breaches.retain(|breach| {
+        let owners = breach.shown.iter().map(|one| one.owner.clone());
+        let owners: BTreeSet<String> = owners.collect();
+        seen.insert((breach.promise, owners))
+    });
+}
+
+/// Writes a history, a line each, as `--judge` reads it.
+pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
+    let write = || -> std::io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for operation in &history.operations {
+            serde_json::to_writer(&mut file, operation)?;
+            file.write_all(b"\n")?;
+        }
+        for interference in &history.interferences {
+            serde_json::to_writer(&mut file, interference)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()
+    };
+    write().map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Judges a history that was written before. Returns whether all promises were kept.
+pub fn judge(path: &Path) -> Result<bool, String> {
+    fn read<T: DeserializeOwned>(line: &str, all: &mut Vec<T>) -> serde_json::Result<()> {
+        serde_json::from_str(line).map(|one| all.push(one))
+    }
+    let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut history = History::default();
+    for line in BufReader::new(file).lines() {
+        let line = line.map_err(|error| error.to_string())?;
+        read(&line, &mut history.operations)
+            .or_else(|_| read(&line, &mut history.interferences))
+            .map_err(|error| format!("{line}: {error}"))?;
+    }
+    let breaches = history::check(&history, TOLERANCE);
+    let broken = show(&breaches, &[]);
+    println!("totals: {}", totals(&history, &BTreeMap::new(), &broken));
+    Ok(breaches.is_empty())
+}
