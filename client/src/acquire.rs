@@ -287,7 +287,8 @@ impl Attempt {
             let asked = async {
                 let address = shared.router.address_of(&request.key).await?;
                 let connection = shared.router.open(&address, &Closed::default()).await?;
-                *kill = connection.name(shared.router.timeouts.response).await;
+                let about = connection.about(shared.router.timeouts.response).await;
+                *kill = about.and_then(|about| about.kill());
                 let sent_at = Moment::now();
                 let reply = connection.ask_patiently(&command).await;
                 if let Err(error) = &reply {

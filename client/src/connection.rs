@@ -155,25 +155,12 @@ impl Connection {
         Ok(reply.extract_error()?)
     }
 
-    /// What `CLIENT KILL` has to be told to end this connection and no other. None where
-    /// the user may not ask, or on a socket, where all connections have one address.
-    pub(crate) async fn name(&self, within: Duration) -> Option<Cmd> {
+    /// What the server says of it. None where the user may not ask.
+    pub(crate) async fn about(&self, within: Duration) -> Option<About> {
         let mut ask = redis::cmd("CLIENT");
         ask.arg("INFO");
-        let told: String = redis::from_redis_value(self.ask(&ask, within).await.ok()?).ok()?;
-        let field = |name: &str| {
-            let mut fields = told.split_ascii_whitespace();
-            fields
-                .find_map(|field| field.strip_prefix(name))
-                .map(str::to_string)
-        };
-        let (id, addr) = (field("id=")?, field("addr=")?);
-        if addr.contains('/') {
-            return None;
-        }
-        let mut kill = redis::cmd("CLIENT");
-        kill.arg("KILL").arg("ID").arg(id).arg("ADDR").arg(addr);
-        Some(kill)
+        let told = redis::from_redis_value(self.ask(&ask, within).await.ok()?);
+        told.ok().map(About)
     }
 
     pub(crate) fn addr(&self) -> &ConnectionAddr {
@@ -186,6 +173,34 @@ impl Connection {
             ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
             _ => "",
         }
+    }
+}
+
+/// The reply of `CLIENT INFO`.
+pub(crate) struct About(String);
+
+impl About {
+    fn field(&self, name: &str) -> Option<&str> {
+        let mut fields = self.0.split_ascii_whitespace();
+        fields.find_map(|field| field.strip_prefix(name))
+    }
+
+    /// What `CLIENT KILL` has to be told to end this connection and no other. None on a
+    /// socket, where all connections have one address.
+    pub(crate) fn kill(&self) -> Option<Cmd> {
+        let (id, addr) = (self.field("id=")?, self.field("addr=")?);
+        if addr.contains('/') {
+            return None;
+        }
+        let mut kill = redis::cmd("CLIENT");
+        kill.arg("KILL").arg("ID").arg(id).arg("ADDR").arg(addr);
+        Some(kill)
+    }
+
+    /// Returns whether the server surely blocks it once it has subscribed: Valkey 8.1.1
+    /// and later, which tell of capabilities, do not.
+    pub(crate) fn is_blocked_subscribed(&self) -> bool {
+        self.field("capa=").is_none()
     }
 }
 
