@@ -108,7 +108,7 @@ impl LockGuard {
     pub(crate) async fn end(&self) -> Result<(), Error> {
         self.hold.check_process()?;
         self.has_left.store(true, Ordering::Relaxed);
-        self.hold.leave().await.unwrap_or(Err(Error::Stopped))
+        self.hold.leave().await
     }
 
     /// Leaves the lock taken for the rest of its lease, and returns the token.

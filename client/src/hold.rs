@@ -16,10 +16,12 @@ use crate::error::{Error, Lost};
 use crate::link::Link;
 use crate::mutex::locked;
 use crate::register::Entry;
-use crate::shared::Shared;
+use crate::router::Answer;
+use crate::shared::{Road, Shared};
 
-/// How soon a short first lease is claimed. Work that is done sooner spares the claim.
-const CLAIM_AFTER: Duration = Duration::from_millis(20);
+/// How soon a hold is kept up, and a short first lease claimed. Work that is done sooner
+/// spares both.
+pub(crate) const CLAIM_AFTER: Duration = Duration::from_millis(20);
 
 /// The longest sleep: timers stand still while a machine is suspended, leases do not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -86,13 +88,23 @@ impl Hold {
             _entry: grant.entry,
             request,
         });
-        let keeping = keep(
-            Unkept(Arc::clone(&hold)),
-            grant.since,
-            grant.lease,
+        let left = hold.left().unwrap_or_default();
+        let is_claimed = grant.lease == hold.request.lease;
+        let renew_at = match is_claimed {
+            true => Some(grant.since + grant.lease / 3).filter(|_| renewals != Some(0)),
+            false => Some(Moment::now() + CLAIM_AFTER.min(left / 4)),
+        };
+        let unkept = Unkept {
+            hold: Arc::clone(&hold),
+            is_claimed,
+            renew_at,
             renewals,
-        );
-        shared.router.runtime.spawn(keeping);
+        };
+        match hold.request.road {
+            // Up to twice as late, and no less time is left to claim it.
+            Road::Client if left >= CLAIM_AFTER * 8 => shared.keep_later(unkept),
+            _ => _ = shared.router.runtime.spawn(unkept.keep()),
+        }
         hold
     }
 
@@ -254,38 +266,52 @@ impl Hold {
         Ok(self.shared.ask(&self.request.key, &guard).await?.value)
     }
 
-    /// Ends one guard. What it takes goes on in the background, until it is answered or
-    /// the lease is over; the first failure is told at once.
-    pub(crate) fn leave(self: &Arc<Self>) -> oneshot::Receiver<Result<(), Error>> {
-        let (tell, told) = oneshot::channel();
-        let this = Arc::clone(self);
-        match &self.job {
-            None => match self.end(Lost::Released) {
-                Some(why) => _ = tell.send(Err(Error::Lost(why))),
-                None => self
-                    .shared
-                    .settle(async move { this.release(None, tell).await }),
-            },
-            Some(job) => {
-                // Taken at once if it is free, so that what the job asks for next comes
-                // after.
-                let releasing = Releasing::of(job);
-                let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
-                let job = Arc::clone(job);
-                self.shared.settle(async move {
-                    let _releasing = releasing;
-                    let _turn = match turn {
-                        Some(turn) => turn,
-                        None => job.turn_to_release(&this.request.key).await,
-                    };
-                    match this.leave_one() {
-                        // With `HOLD 1` one that somebody else has ended would look released.
-                        Ok(nth) => this.release((nth > 1).then_some(nth), tell).await,
-                        Err(why) => _ = tell.send(Err(Error::Lost(why))),
-                    }
-                });
+    /// Ends one guard, and waits for the server's word. Where that is not waited for, or
+    /// the first one is a failure, it goes on in the background until the lease is over.
+    pub(crate) fn leave(
+        self: &Arc<Self>,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        let leaving = match &self.job {
+            None => Leaving::AtOnce(match self.end(Lost::Released) {
+                Some(why) => Err(Error::Lost(why)),
+                None => Ok(Release::new(self, None, None)),
+            }),
+            Some(job) => Leaving::InTurn(self.leave_job(job)),
+        };
+        async {
+            match leaving {
+                Leaving::AtOnce(release) => release?.send().await,
+                Leaving::InTurn(told) => told.await.unwrap_or(Err(Error::Stopped)),
             }
         }
+    }
+
+    /// Ends one guard of a job, when it is its turn.
+    fn leave_job(self: &Arc<Self>, job: &Arc<JobState>) -> oneshot::Receiver<Result<(), Error>> {
+        let (tell, told) = oneshot::channel();
+        // Taken at once if it is free, so that what the job asks for next comes after.
+        let releasing = Releasing::of(job);
+        let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
+        let (this, job) = (Arc::clone(self), Arc::clone(job));
+        self.shared.settle(async move {
+            let turn = match turn {
+                Some(turn) => turn,
+                None => job.turn_to_release(&this.request.key).await,
+            };
+            let told = match this.leave_one() {
+                // With `HOLD 1` one that somebody else has ended would look released.
+                Ok(nth) => {
+                    let nth = (nth > 1).then_some(nth);
+                    let release = Release::new(&this, nth, Some((releasing, turn)));
+                    release.send().await
+                }
+                Err(why) => Err(Error::Lost(why)),
+            };
+            if let Err(Err(error)) = tell.send(told) {
+                // Of a dropped guard nobody hears.
+                this.shared.report(&error);
+            }
+        });
         told
     }
 
@@ -301,29 +327,81 @@ impl Hold {
             _ => self.left().map(|_| nth),
         }
     }
+}
 
-    async fn release(&self, nth: Option<u64>, tell: oneshot::Sender<Result<(), Error>>) {
-        let (shared, request) = (&self.shared, &self.request);
-        let release = command::release(&request.key, &request.owner, Some(self.token), nth);
-        let until = Moment::now() + self.state().lease;
-        let told = match request.road.ask(shared, &request.key, &release, None).await {
-            // What was sent before may have ended it.
-            Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
-                Err(Error::Lost(Lost::Refused))
+/// How a guard is ended.
+enum Leaving {
+    AtOnce(Result<Release, Error>),
+    InTurn(oneshot::Receiver<Result<(), Error>>),
+}
+
+/// A release that is still to be answered. Dropped before, it goes on in the background.
+struct Release {
+    hold: Arc<Hold>,
+    command: redis::Cmd,
+    until: Moment,
+    /// What the job may not do meanwhile.
+    turn: Option<(Releasing, OwnedMutexGuard<()>)>,
+    was_sent: bool,
+    is_answered: bool,
+}
+
+impl Release {
+    fn new(
+        hold: &Arc<Hold>,
+        nth: Option<u64>,
+        turn: Option<(Releasing, OwnedMutexGuard<()>)>,
+    ) -> Self {
+        let request = &hold.request;
+        Self {
+            command: command::release(&request.key, &request.owner, Some(hold.token), nth),
+            until: Moment::now() + hold.state().lease,
+            hold: Arc::clone(hold),
+            turn,
+            was_sent: false,
+            is_answered: false,
+        }
+    }
+
+    async fn send(mut self) -> Result<(), Error> {
+        self.was_sent = true;
+        let Hold {
+            shared, request, ..
+        } = &*self.hold;
+        let asked = request.road.ask(shared, &request.key, &self.command, None);
+        let answer = asked.await;
+        self.is_answered = matches!(answer, Ok(_) | Err(Error::Lost(_)));
+        check_released(&answer?)
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
+        let (hold, until) = (Arc::clone(&self.hold), self.until);
+        let (turn, was_sent) = (self.turn.take(), self.was_sent);
+        let command = std::mem::take(&mut self.command);
+        self.hold.shared.settle(async move {
+            let _turn = turn;
+            let (shared, request) = (&hold.shared, &hold.request);
+            let released = shared.release(&request.road, &request.key, &command, until);
+            if let Ok(answer) = released.await
+                && !was_sent
+                && let Err(error) = check_released(&answer)
+            {
+                shared.report(&error);
             }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        };
-        let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
-        if let Err(Err(error)) = tell.send(told) {
-            // Of a dropped guard nobody hears.
-            shared.report(&error);
-        }
-        if goes_on {
-            let _ = shared
-                .release(&request.road, &request.key, &release, until)
-                .await;
-        }
+        });
+    }
+}
+
+/// What was sent before may have ended it.
+fn check_released(answer: &Answer) -> Result<(), Error> {
+    match answer.value == redis::Value::Nil && !answer.is_resent {
+        true => Err(Error::Lost(Lost::Refused)),
+        false => Ok(()),
     }
 }
 
@@ -345,68 +423,75 @@ impl Drop for Releasing {
 
 /// A hold that nobody keeps up any more when this is dropped: its task has ended, or the
 /// runtime of the client has.
-struct Unkept(Arc<Hold>);
+pub(crate) struct Unkept {
+    hold: Arc<Hold>,
+    /// Whether its lease is the full one.
+    is_claimed: bool,
+    renew_at: Option<Moment>,
+    renewals: Option<u32>,
+}
 
 impl Drop for Unkept {
     fn drop(&mut self) {
-        self.0.end(Lost::Expired);
+        self.hold.end(Lost::Expired);
     }
 }
 
-/// Keeps a hold up until it is over.
-async fn keep(hold: Unkept, since: Moment, lease: Duration, mut renewals: Option<u32>) {
-    let hold = &hold.0;
-    let mut lost = std::pin::pin!(hold.lost());
-    let mut is_claimed = lease == hold.request.lease;
-    let mut backoff = Backoff::default();
-    let mut renew_at = match is_claimed {
-        true => Some(since + lease / 3).filter(|_| renewals != Some(0)),
-        false => Some(Moment::now() + CLAIM_AFTER.min(hold.left().unwrap_or_default() / 4)),
-    };
-    loop {
-        let left = match hold.left() {
-            Ok(left) => left,
-            Err(why) => {
-                hold.end(why);
-                if why == Lost::Expired && renew_at.is_some() {
-                    // The server may keep it up for as long as a session's connection is open.
-                    hold.request.road.end();
+impl Unkept {
+    pub(crate) fn is_over(&self) -> bool {
+        self.hold.lost.borrow().is_some()
+    }
+
+    /// Keeps a hold up until it is over.
+    pub(crate) async fn keep(mut self) {
+        let hold = Arc::clone(&self.hold);
+        let mut lost = std::pin::pin!(hold.lost());
+        let mut backoff = Backoff::default();
+        loop {
+            let left = match hold.left() {
+                Ok(left) => left,
+                Err(why) => {
+                    hold.end(why);
+                    if why == Lost::Expired && self.renew_at.is_some() {
+                        // The server may keep it up for as long as a session's connection is open.
+                        hold.request.road.end();
+                    }
+                    return;
                 }
-                return;
+            };
+            let now = Moment::now();
+            if self.renewals != Some(0) && hold.has_lost_link() {
+                self.renew_at = Some(now);
             }
-        };
-        let now = Moment::now();
-        if renewals != Some(0) && hold.has_lost_link() {
-            renew_at = Some(now);
-        }
-        let due = renew_at.map_or(left, |renew_at| now.until(renew_at));
-        if !due.is_zero() {
-            tokio::select! {
+            let due = self.renew_at.map_or(left, |renew_at| now.until(renew_at));
+            if !due.is_zero() {
+                tokio::select! {
+                    biased;
+                    _ = &mut lost => return,
+                    () = hold.request.road.over() => {}
+                    () = sleep(due.min(left).min(SLEEP_MAX)) => {}
+                }
+                continue;
+            }
+            let renewed = tokio::select! {
                 biased;
                 _ = &mut lost => return,
-                () = hold.request.road.over() => {}
-                () = sleep(due.min(left).min(SLEEP_MAX)) => {}
-            }
-            continue;
-        }
-        let renewed = tokio::select! {
-            biased;
-            _ = &mut lost => return,
-            renewed = timeout(left, hold.renew()) => renewed,
-        };
-        match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
-            Ok(sent_at) => {
-                backoff = Backoff::default();
-                if std::mem::replace(&mut is_claimed, true) {
-                    renewals = renewals.map(|renewals| renewals.saturating_sub(1));
+                renewed = timeout(left, hold.renew()) => renewed,
+            };
+            match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
+                Ok(sent_at) => {
+                    backoff = Backoff::default();
+                    if std::mem::replace(&mut self.is_claimed, true) {
+                        self.renewals = self.renewals.map(|renewals| renewals.saturating_sub(1));
+                    }
+                    let next = sent_at + hold.state().lease / 3;
+                    self.renew_at = Some(next).filter(|_| self.renewals != Some(0));
                 }
-                let next = sent_at + hold.state().lease / 3;
-                renew_at = Some(next).filter(|_| renewals != Some(0));
-            }
-            Err(Error::Lost(_)) => {}
-            Err(error) => {
-                hold.shared.report(&error);
-                renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
+                Err(Error::Lost(_)) => {}
+                Err(error) => {
+                    hold.shared.report(&error);
+                    self.renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
+                }
             }
         }
     }

@@ -5,13 +5,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Cmd;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
 use crate::bond::Bond;
 use crate::clock::Moment;
 use crate::command;
 use crate::error::Error;
+use crate::hold::{CLAIM_AFTER, Unkept};
 use crate::register::Orphan;
 use crate::router::{Answer, Router};
 
@@ -28,8 +31,10 @@ pub(crate) struct Shared {
     pub(crate) on_failure: Option<OnFailure>,
     /// The process that connected. A fork has the connections in common with it.
     process: u32,
-    /// How many things are still to be given back.
-    settling: watch::Sender<usize>,
+    /// What is still to be given back.
+    settling: TaskTracker,
+    /// Holds that are not kept up yet.
+    begun: mpsc::UnboundedSender<Unkept>,
 }
 
 /// By which connections a lock is asked for.
@@ -47,14 +52,19 @@ impl Shared {
         key_prefix: Vec<u8>,
         on_failure: Option<OnFailure>,
     ) -> Arc<Self> {
+        let (begun, keeping) = mpsc::unbounded_channel();
         let shared = Arc::new(Self {
             router,
             default_lease,
             key_prefix,
             on_failure,
             process: std::process::id(),
-            settling: watch::Sender::new(0),
+            settling: TaskTracker::new(),
+            begun,
         });
+        // It is waited for where nothing is under way, and more may come all the same.
+        shared.settling.close();
+        shared.router.runtime.spawn(keep_up(keeping));
         let releasing = release_orphans(Arc::downgrade(&shared), orphans);
         shared.router.runtime.spawn(releasing);
         shared
@@ -84,18 +94,17 @@ impl Shared {
     /// Runs something in the background that [`Shared::flush`] waits for.
     pub(crate) fn settle(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         if self.check_process().is_ok() {
-            self.settling.send_modify(|settling| *settling += 1);
-            let settled = Settled(Arc::clone(self));
-            self.router.runtime.spawn(async move {
-                let _settled = settled;
-                work.await;
-            });
+            self.settling.spawn_on(work, &self.router.runtime);
         }
     }
 
     pub(crate) async fn flush(&self) {
-        let mut settling = self.settling.subscribe();
-        let _ = settling.wait_for(|settling| *settling == 0).await;
+        self.settling.wait().await;
+    }
+
+    /// Has a hold kept up, if it is not over soon.
+    pub(crate) fn keep_later(&self, hold: Unkept) {
+        let _ = self.begun.send(hold);
     }
 
     /// Sends a release again and again until it is answered, or what it ends is over
@@ -107,7 +116,7 @@ impl Shared {
         release: &Cmd,
         until: Moment,
     ) -> Result<Answer, Error> {
-        let mut backoff = Backoff::up_to(SETTLE_PAUSE_MAX);
+        let (mut backoff, mut is_resent) = (Backoff::up_to(SETTLE_PAUSE_MAX), false);
         loop {
             self.check_process()?;
             let released = match road.is_over() {
@@ -115,7 +124,13 @@ impl Shared {
                 false => road.ask(self, key, release, None).await,
             };
             match released {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    let is_resent = is_resent || answer.is_resent;
+                    return Ok(Answer {
+                        is_resent,
+                        ..answer
+                    });
+                }
                 // There is no such hold.
                 Err(error @ (Error::Stopped | Error::HoldCount(_))) => return Err(error),
                 Err(error) => {
@@ -127,16 +142,9 @@ impl Shared {
                     }
                 }
             }
+            is_resent = true;
             backoff.pause_before(None).await;
         }
-    }
-}
-
-struct Settled(Arc<Shared>);
-
-impl Drop for Settled {
-    fn drop(&mut self) {
-        self.0.settling.send_modify(|settling| *settling -= 1);
     }
 }
 
@@ -181,6 +189,17 @@ impl Road {
         match self {
             Self::Client => std::future::pending().await,
             Self::Session(bond) => bond.closed.closed().await,
+        }
+    }
+}
+
+/// Keeps up what is held for longer than most work takes, so that the rest needs no task.
+async fn keep_up(mut begun: mpsc::UnboundedReceiver<Unkept>) {
+    let mut holds = Vec::new();
+    while begun.recv_many(&mut holds, usize::MAX).await > 0 {
+        sleep(CLAIM_AFTER).await;
+        for hold in holds.drain(..).filter(|hold| !hold.is_over()) {
+            tokio::spawn(hold.keep());
         }
     }
 }
