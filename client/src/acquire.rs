@@ -227,7 +227,8 @@ impl Attempt {
                         () = sleep_until(until) => continue,
                     }
                 }
-                Err(Error::NoPermission(_)) => return self.block(deadline).await,
+                // Boxed, so that no other wait has room for it.
+                Err(Error::NoPermission(_)) => return Box::pin(self.block(deadline)).await,
                 Err(error) if error.may_pass() => tokio::select! {
                     biased;
                     // Of a place that an earlier request has.

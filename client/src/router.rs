@@ -355,12 +355,16 @@ impl Router {
 
     /// Runs something in the client's runtime, whoever waits for it, and whether or not
     /// that is polled.
-    pub(crate) async fn spawned<T: Send + 'static>(
+    pub(crate) fn spawned<T: Send + 'static, W>(
         &self,
-        work: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let done = self.runtime.spawn(work).await;
-        done.unwrap_or(Err(Error::Stopped))
+        work: W,
+    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, W>
+    where
+        W: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        // Not an async function, which would have room for all of the work.
+        let done = self.runtime.spawn(work);
+        async { done.await.unwrap_or(Err(Error::Stopped)) }
     }
 }
 
