@@ -288,8 +288,7 @@ impl Attempt {
             let asked = async {
                 let address = shared.router.address_of(&request.key).await?;
                 let connection = shared.router.open(&address, &Closed::default()).await?;
-                let about = connection.about(shared.router.timeouts.response).await;
-                *kill = about.and_then(|about| about.kill());
+                *kill = connection.about(shared.router.timeouts.response).await.0;
                 let sent_at = Moment::now();
                 let reply = connection.ask_patiently(&command).await;
                 if let Err(error) = &reply {

@@ -1,11 +1,10 @@
 //! What there is of a lock that is held: how long it can be relied upon, and a task that
 //! keeps it up.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use tokio::sync::{OwnedMutexGuard, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::acquire::{Attempt, Grant, Request};
@@ -13,10 +12,10 @@ use crate::backoff::Backoff;
 use crate::clock::{Moment, valid_until};
 use crate::command;
 use crate::error::{Error, Lost};
+use crate::job::{JobState, Releasing};
 use crate::link::Link;
 use crate::mutex::locked;
 use crate::register::Entry;
-use crate::router::Answer;
 use crate::shared::{Road, Shared};
 
 /// How soon a hold is kept up, and a short first lease claimed. Work that is done sooner
@@ -28,7 +27,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// A hold of the server's, and what is known of it.
 pub(crate) struct Hold {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) request: Arc<Request>,
     pub(crate) token: u64,
     job: Option<Arc<JobState>>,
@@ -36,22 +35,6 @@ pub(crate) struct Hold {
     /// Why it is over, once it is.
     lost: watch::Sender<Option<Lost>>,
     _entry: Option<Entry>,
-}
-
-type Turn = Arc<tokio::sync::Mutex<()>>;
-
-/// What all clones of a job share.
-pub(crate) struct JobState {
-    pub(crate) owner: Vec<u8>,
-    /// Who asks for a lock now.
-    turn: Turn,
-    /// Who asks for each lock now, or releases it: a release does not wait for the job's
-    /// wait for another lock.
-    turns: Mutex<HashMap<Vec<u8>, Turn>>,
-    /// How many releases are under way. What the job asks for next comes after them.
-    releases: watch::Sender<usize>,
-    /// Every lock that was asked for, and the hold that came of it.
-    locks: Mutex<HashMap<Vec<u8>, Weak<Hold>>>,
 }
 
 struct State {
@@ -88,22 +71,16 @@ impl Hold {
             _entry: grant.entry,
             request,
         });
-        let left = hold.left().unwrap_or_default();
-        let is_claimed = grant.lease == hold.request.lease;
-        let renew_at = match is_claimed {
-            true => Some(grant.since + grant.lease / 3).filter(|_| renewals != Some(0)),
-            false => Some(Moment::now() + CLAIM_AFTER.min(left / 4)),
-        };
         let unkept = Unkept {
             hold: Arc::clone(&hold),
-            is_claimed,
-            renew_at,
+            since: grant.since,
+            lease: grant.lease,
             renewals,
         };
         match hold.request.road {
-            // Up to twice as late, and no less time is left to claim it.
-            Road::Client if left >= CLAIM_AFTER * 8 => shared.keep_later(unkept),
-            _ => _ = shared.router.runtime.spawn(unkept.keep()),
+            // At least a quarter of the lease is left.
+            Road::Client if grant.lease / 32 >= CLAIM_AFTER => _ = shared.begun.send(unkept),
+            _ => _ = shared.router.runtime.spawn(keep(unkept)),
         }
         hold
     }
@@ -125,10 +102,6 @@ impl Hold {
             true => Err(Lost::Expired),
             false => Ok(left),
         }
-    }
-
-    pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.shared.check_process()
     }
 
     pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
@@ -230,7 +203,7 @@ impl Hold {
     }
 
     async fn renew_once(&self) -> Result<(Moment, Duration), Error> {
-        self.check_process()?;
+        self.shared.check_process()?;
         self.left().map_err(Error::Lost)?;
         let (request, lease) = (&self.request, self.state().lease);
         let renew = command::renew(&request.key, &request.owner, lease, self.token);
@@ -266,52 +239,38 @@ impl Hold {
         Ok(self.shared.ask(&self.request.key, &guard).await?.value)
     }
 
-    /// Ends one guard, and waits for the server's word. Where that is not waited for, or
-    /// the first one is a failure, it goes on in the background until the lease is over.
-    pub(crate) fn leave(
-        self: &Arc<Self>,
-    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
-        let leaving = match &self.job {
-            None => Leaving::AtOnce(match self.end(Lost::Released) {
-                Some(why) => Err(Error::Lost(why)),
-                None => Ok(Release::new(self, None, None)),
-            }),
-            Some(job) => Leaving::InTurn(self.leave_job(job)),
-        };
-        async {
-            match leaving {
-                Leaving::AtOnce(release) => release?.send().await,
-                Leaving::InTurn(told) => told.await.unwrap_or(Err(Error::Stopped)),
+    /// Ends one guard. What it takes goes on in the background, until it is answered or
+    /// the lease is over; the first failure is told at once.
+    pub(crate) fn leave(self: &Arc<Self>) -> oneshot::Receiver<Result<(), Error>> {
+        let (tell, told) = oneshot::channel();
+        let this = Arc::clone(self);
+        match &self.job {
+            None => match self.end(Lost::Released) {
+                Some(why) => _ = tell.send(Err(Error::Lost(why))),
+                None => self
+                    .shared
+                    .settle(async move { this.release(None, tell).await }),
+            },
+            Some(job) => {
+                // Taken at once if it is free, so that what the job asks for next comes
+                // after.
+                let releasing = Releasing::of(job);
+                let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
+                let job = Arc::clone(job);
+                self.shared.settle(async move {
+                    let _releasing = releasing;
+                    let _turn = match turn {
+                        Some(turn) => turn,
+                        None => job.turn_to_release(&this.request.key).await,
+                    };
+                    match this.leave_one() {
+                        // With `HOLD 1` one that somebody else has ended would look released.
+                        Ok(nth) => this.release((nth > 1).then_some(nth), tell).await,
+                        Err(why) => _ = tell.send(Err(Error::Lost(why))),
+                    }
+                });
             }
         }
-    }
-
-    /// Ends one guard of a job, when it is its turn.
-    fn leave_job(self: &Arc<Self>, job: &Arc<JobState>) -> oneshot::Receiver<Result<(), Error>> {
-        let (tell, told) = oneshot::channel();
-        // Taken at once if it is free, so that what the job asks for next comes after.
-        let releasing = Releasing::of(job);
-        let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
-        let (this, job) = (Arc::clone(self), Arc::clone(job));
-        self.shared.settle(async move {
-            let turn = match turn {
-                Some(turn) => turn,
-                None => job.turn_to_release(&this.request.key).await,
-            };
-            let told = match this.leave_one() {
-                // With `HOLD 1` one that somebody else has ended would look released.
-                Ok(nth) => {
-                    let nth = (nth > 1).then_some(nth);
-                    let release = Release::new(&this, nth, Some((releasing, turn)));
-                    release.send().await
-                }
-                Err(why) => Err(Error::Lost(why)),
-            };
-            if let Err(Err(error)) = tell.send(told) {
-                // Of a dropped guard nobody hears.
-                this.shared.report(&error);
-            }
-        });
         told
     }
 
@@ -327,107 +286,37 @@ impl Hold {
             _ => self.left().map(|_| nth),
         }
     }
-}
 
-/// How a guard is ended.
-enum Leaving {
-    AtOnce(Result<Release, Error>),
-    InTurn(oneshot::Receiver<Result<(), Error>>),
-}
-
-/// A release that is still to be answered. Dropped before, it goes on in the background.
-struct Release {
-    hold: Arc<Hold>,
-    command: redis::Cmd,
-    until: Moment,
-    /// What the job may not do meanwhile.
-    turn: Option<(Releasing, OwnedMutexGuard<()>)>,
-    was_sent: bool,
-    is_answered: bool,
-}
-
-impl Release {
-    fn new(
-        hold: &Arc<Hold>,
-        nth: Option<u64>,
-        turn: Option<(Releasing, OwnedMutexGuard<()>)>,
-    ) -> Self {
-        let request = &hold.request;
-        Self {
-            command: command::release(&request.key, &request.owner, Some(hold.token), nth),
-            until: Moment::now() + hold.state().lease,
-            hold: Arc::clone(hold),
-            turn,
-            was_sent: false,
-            is_answered: false,
-        }
-    }
-
-    async fn send(mut self) -> Result<(), Error> {
-        self.was_sent = true;
-        let Hold {
-            shared, request, ..
-        } = &*self.hold;
-        let asked = request.road.ask(shared, &request.key, &self.command, None);
-        let answer = asked.await;
-        self.is_answered = matches!(answer, Ok(_) | Err(Error::Lost(_)));
-        check_released(&answer?)
-    }
-}
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        if self.is_answered {
-            return;
-        }
-        let (hold, until) = (Arc::clone(&self.hold), self.until);
-        let (turn, was_sent) = (self.turn.take(), self.was_sent);
-        let command = std::mem::take(&mut self.command);
-        self.hold.shared.settle(async move {
-            let _turn = turn;
-            let (shared, request) = (&hold.shared, &hold.request);
-            let released = shared.release(&request.road, &request.key, &command, until);
-            if let Ok(answer) = released.await
-                && !was_sent
-                && let Err(error) = check_released(&answer)
-            {
-                shared.report(&error);
+    async fn release(&self, nth: Option<u64>, tell: oneshot::Sender<Result<(), Error>>) {
+        let (shared, request) = (&self.shared, &self.request);
+        let release = command::release(&request.key, &request.owner, Some(self.token), nth);
+        let until = Moment::now() + self.state().lease;
+        let told = match request.road.ask(shared, &request.key, &release, None).await {
+            // What was sent before may have ended it.
+            Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
+                Err(Error::Lost(Lost::Refused))
             }
-        });
-    }
-}
-
-/// What was sent before may have ended it.
-fn check_released(answer: &Answer) -> Result<(), Error> {
-    match answer.value == redis::Value::Nil && !answer.is_resent {
-        true => Err(Error::Lost(Lost::Refused)),
-        false => Ok(()),
-    }
-}
-
-/// A release of a job that is under way.
-struct Releasing(Arc<JobState>);
-
-impl Releasing {
-    fn of(job: &Arc<JobState>) -> Self {
-        job.releases.send_modify(|releases| *releases += 1);
-        Self(Arc::clone(job))
-    }
-}
-
-impl Drop for Releasing {
-    fn drop(&mut self) {
-        self.0.releases.send_modify(|releases| *releases -= 1);
+            told => told.map(|_| ()),
+        };
+        let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
+        if let Err(Err(error)) = tell.send(told) {
+            // Of a dropped guard nobody hears.
+            shared.report(&error);
+        }
+        if goes_on {
+            let _ = shared
+                .release(&request.road, &request.key, &release, until)
+                .await;
+        }
     }
 }
 
 /// A hold that nobody keeps up any more when this is dropped: its task has ended, or the
 /// runtime of the client has.
 pub(crate) struct Unkept {
-    hold: Arc<Hold>,
-    /// Whether its lease is the full one.
-    is_claimed: bool,
-    renew_at: Option<Moment>,
+    pub(crate) hold: Arc<Hold>,
+    since: Moment,
+    lease: Duration,
     renewals: Option<u32>,
 }
 
@@ -437,114 +326,61 @@ impl Drop for Unkept {
     }
 }
 
-impl Unkept {
-    pub(crate) fn is_over(&self) -> bool {
-        self.hold.lost.borrow().is_some()
-    }
-
-    /// Keeps a hold up until it is over.
-    pub(crate) async fn keep(mut self) {
-        let hold = Arc::clone(&self.hold);
-        let mut lost = std::pin::pin!(hold.lost());
-        let mut backoff = Backoff::default();
-        loop {
-            let left = match hold.left() {
-                Ok(left) => left,
-                Err(why) => {
-                    hold.end(why);
-                    if why == Lost::Expired && self.renew_at.is_some() {
-                        // The server may keep it up for as long as a session's connection is open.
-                        hold.request.road.end();
-                    }
-                    return;
+/// Keeps a hold up until it is over.
+pub(crate) async fn keep(unkept: Unkept) {
+    let (hold, mut renewals) = (&unkept.hold, unkept.renewals);
+    let mut lost = std::pin::pin!(hold.lost());
+    let mut is_claimed = unkept.lease == hold.request.lease;
+    let mut backoff = Backoff::default();
+    let mut renew_at = match is_claimed {
+        true => Some(unkept.since + unkept.lease / 3).filter(|_| renewals != Some(0)),
+        false => Some(Moment::now() + CLAIM_AFTER.min(hold.left().unwrap_or_default() / 4)),
+    };
+    loop {
+        let left = match hold.left() {
+            Ok(left) => left,
+            Err(why) => {
+                hold.end(why);
+                if why == Lost::Expired && renew_at.is_some() {
+                    // The server may keep it up for as long as a session's connection is open.
+                    hold.request.road.end();
                 }
-            };
-            let now = Moment::now();
-            if self.renewals != Some(0) && hold.has_lost_link() {
-                self.renew_at = Some(now);
+                return;
             }
-            let due = self.renew_at.map_or(left, |renew_at| now.until(renew_at));
-            if !due.is_zero() {
-                tokio::select! {
-                    biased;
-                    _ = &mut lost => return,
-                    () = hold.request.road.over() => {}
-                    () = sleep(due.min(left).min(SLEEP_MAX)) => {}
-                }
-                continue;
-            }
-            let renewed = tokio::select! {
+        };
+        let now = Moment::now();
+        if renewals != Some(0) && hold.has_lost_link() {
+            renew_at = Some(now);
+        }
+        let due = renew_at.map_or(left, |renew_at| now.until(renew_at));
+        if !due.is_zero() {
+            tokio::select! {
                 biased;
                 _ = &mut lost => return,
-                renewed = timeout(left, hold.renew()) => renewed,
-            };
-            match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
-                Ok(sent_at) => {
-                    backoff = Backoff::default();
-                    if std::mem::replace(&mut self.is_claimed, true) {
-                        self.renewals = self.renewals.map(|renewals| renewals.saturating_sub(1));
-                    }
-                    let next = sent_at + hold.state().lease / 3;
-                    self.renew_at = Some(next).filter(|_| self.renewals != Some(0));
+                () = hold.request.road.over() => {}
+                () = sleep(due.min(left).min(SLEEP_MAX)) => {}
+            }
+            continue;
+        }
+        let renewed = tokio::select! {
+            biased;
+            _ = &mut lost => return,
+            renewed = timeout(left, hold.renew()) => renewed,
+        };
+        match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
+            Ok(sent_at) => {
+                backoff = Backoff::default();
+                if std::mem::replace(&mut is_claimed, true) {
+                    renewals = renewals.map(|renewals| renewals.saturating_sub(1));
                 }
-                Err(Error::Lost(_)) => {}
-                Err(error) => {
-                    hold.shared.report(&error);
-                    self.renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
-                }
+                let next = sent_at + hold.state().lease / 3;
+                renew_at = Some(next).filter(|_| renewals != Some(0));
+            }
+            Err(Error::Lost(_)) => {}
+            Err(error) => {
+                hold.shared.report(&error);
+                renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
             }
         }
-    }
-}
-
-impl JobState {
-    pub(crate) fn of(owner: Vec<u8>) -> Self {
-        Self {
-            owner,
-            turn: Arc::default(),
-            turns: Mutex::default(),
-            releases: watch::Sender::new(0),
-            locks: Mutex::default(),
-        }
-    }
-
-    fn locks(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Hold>>> {
-        locked(&self.locks)
-    }
-
-    fn turn_of(&self, key: &[u8]) -> Turn {
-        let mut turns = locked(&self.turns);
-        Arc::clone(turns.entry(key.to_vec()).or_default())
-    }
-
-    /// Waits until the job asks for no other lock, and does not release this one.
-    pub(crate) async fn turn(&self, key: &[u8]) -> [OwnedMutexGuard<()>; 2] {
-        let turn = Arc::clone(&self.turn).lock_owned().await;
-        let mut releases = self.releases.subscribe();
-        let _ = releases.wait_for(|releases| *releases == 0).await;
-        [turn, self.turn_of(key).lock_owned().await]
-    }
-
-    /// Waits until the job asks for this lock no more.
-    async fn turn_to_release(&self, key: &[u8]) -> OwnedMutexGuard<()> {
-        self.turn_of(key).lock_owned().await
-    }
-
-    /// The hold of a lock that still stands, and whether the lock was never asked for.
-    pub(crate) fn look_up(&self, key: &[u8]) -> (Option<Arc<Hold>>, bool) {
-        let mut locks = self.locks();
-        let is_first = !locks.contains_key(key);
-        let hold = locks.entry(key.to_vec()).or_default().upgrade();
-        (hold.filter(|hold| hold.left().is_ok()), is_first)
-    }
-
-    pub(crate) fn note(&self, key: &[u8], hold: &Arc<Hold>) {
-        self.locks().insert(key.to_vec(), Arc::downgrade(hold));
-    }
-
-    /// Returns whether it has a hold with this token that still stands.
-    pub(crate) fn has(&self, key: &[u8], token: u64) -> bool {
-        let hold = self.locks().get(key).and_then(Weak::upgrade);
-        hold.is_some_and(|hold| hold.token == token && hold.left().is_ok())
     }
 }

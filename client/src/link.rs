@@ -9,7 +9,7 @@ use redis::{Cmd, ConnectionInfo, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use crate::connection::{About, Closed, Connection, Timeouts};
+use crate::connection::{Closed, Connection, Timeouts};
 use crate::error::Error;
 use crate::mutex::locked;
 use crate::register::Register;
@@ -24,8 +24,8 @@ const PROBE: Duration = Duration::from_secs(2);
 pub(crate) struct Link {
     /// What its messages are told by.
     pub(crate) serial: u64,
-    pub(crate) commands: Connection,
-    messages: Option<Connection>,
+    pub(crate) commands: Arc<Connection>,
+    messages: Arc<Connection>,
     pub(crate) closed: Closed,
     timeouts: Timeouts,
     is_sharded: bool,
@@ -51,17 +51,17 @@ impl Link {
             let told = Some((register, serial));
             let connection = Connection::open(info, timeouts.connect, told, &closed).await?;
             let about = connection.about(timeouts.response).await;
-            Ok::<_, Error>((connection, about))
+            Ok::<_, Error>((Arc::new(connection), about))
         };
-        let (commands, about) = open().await?;
-        let is_one = !is_sharded && about.as_ref().is_some_and(About::is_blocked_subscribed);
-        let messages = if is_one { None } else { Some(open().await?) };
+        let (commands, (kill, is_blocked)) = open().await?;
+        let (messages, (kill_messages, _)) = match is_blocked && !is_sharded {
+            true => (Arc::clone(&commands), (None, true)),
+            false => open().await?,
+        };
         for kill in replaced {
             // A user who may not do so relies on the server to notice.
             let _ = commands.ask(kill, timeouts.response).await;
         }
-        let (messages, about_messages) = messages.unzip();
-        let about = [about, about_messages.flatten()];
         if closed.is_closed() {
             return Err(Error::closed().at(&info.addr().to_string()));
         }
@@ -73,14 +73,10 @@ impl Link {
             timeouts,
             is_sharded,
             channels: Mutex::default(),
-            kills: about.iter().flatten().filter_map(About::kill).collect(),
+            kills: kill.into_iter().chain(kill_messages).collect(),
         });
         tokio::spawn(probe(Arc::downgrade(&link), Arc::clone(register)));
         Ok(link)
-    }
-
-    fn messages(&self) -> &Connection {
-        self.messages.as_ref().unwrap_or(&self.commands)
     }
 
     pub(crate) async fn ask(&self, command: &Cmd) -> Result<Value, Error> {
@@ -104,11 +100,7 @@ impl Link {
                 false => "SUBSCRIBE",
             });
             subscribe.arg(channel);
-            match self
-                .messages()
-                .ask(&subscribe, self.timeouts.response)
-                .await
-            {
+            match self.messages.ask(&subscribe, self.timeouts.response).await {
                 Ok(Value::Push { .. }) => Ok(()),
                 Ok(other) => Err(Error::unexpected(&other)),
                 Err(error) => Err(error),
@@ -132,7 +124,7 @@ async fn probe(link: Weak<Link>, register: Arc<Register>) {
             // An answer of any kind will do; silence closes the connection.
             let _ = tokio::join!(
                 link.commands.ask(&ping, within),
-                link.messages().ask(&ping, within)
+                link.messages.ask(&ping, within)
             );
         }
     }

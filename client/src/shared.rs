@@ -14,7 +14,7 @@ use crate::bond::Bond;
 use crate::clock::Moment;
 use crate::command;
 use crate::error::Error;
-use crate::hold::{CLAIM_AFTER, Unkept};
+use crate::hold::{CLAIM_AFTER, Unkept, keep};
 use crate::register::Orphan;
 use crate::router::{Answer, Router};
 
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     /// What is still to be given back.
     settling: TaskTracker,
     /// Holds that are not kept up yet.
-    begun: mpsc::UnboundedSender<Unkept>,
+    pub(crate) begun: mpsc::UnboundedSender<Unkept>,
 }
 
 /// By which connections a lock is asked for.
@@ -102,11 +102,6 @@ impl Shared {
         self.settling.wait().await;
     }
 
-    /// Has a hold kept up, if it is not over soon.
-    pub(crate) fn keep_later(&self, hold: Unkept) {
-        let _ = self.begun.send(hold);
-    }
-
     /// Sends a release again and again until it is answered, or what it ends is over
     /// anyway. It goes the way of what it is to end, so as not to overtake it.
     pub(crate) async fn release(
@@ -116,7 +111,7 @@ impl Shared {
         release: &Cmd,
         until: Moment,
     ) -> Result<Answer, Error> {
-        let (mut backoff, mut is_resent) = (Backoff::up_to(SETTLE_PAUSE_MAX), false);
+        let mut backoff = Backoff::up_to(SETTLE_PAUSE_MAX);
         loop {
             self.check_process()?;
             let released = match road.is_over() {
@@ -124,13 +119,7 @@ impl Shared {
                 false => road.ask(self, key, release, None).await,
             };
             match released {
-                Ok(answer) => {
-                    let is_resent = is_resent || answer.is_resent;
-                    return Ok(Answer {
-                        is_resent,
-                        ..answer
-                    });
-                }
+                Ok(answer) => return Ok(answer),
                 // There is no such hold.
                 Err(error @ (Error::Stopped | Error::HoldCount(_))) => return Err(error),
                 Err(error) => {
@@ -142,7 +131,6 @@ impl Shared {
                     }
                 }
             }
-            is_resent = true;
             backoff.pause_before(None).await;
         }
     }
@@ -198,8 +186,10 @@ async fn keep_up(mut begun: mpsc::UnboundedReceiver<Unkept>) {
     let mut holds = Vec::new();
     while begun.recv_many(&mut holds, usize::MAX).await > 0 {
         sleep(CLAIM_AFTER).await;
-        for hold in holds.drain(..).filter(|hold| !hold.is_over()) {
-            tokio::spawn(hold.keep());
+        for unkept in holds.drain(..) {
+            if unkept.hold.left().is_ok() {
+                tokio::spawn(keep(unkept));
+            }
         }
     }
 }
