@@ -1,10 +1,11 @@
 //! What there is of a lock that is held: how long it can be relied upon, and a task that
 //! keeps it up.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::acquire::{Attempt, Grant, Request};
@@ -12,15 +13,10 @@ use crate::backoff::Backoff;
 use crate::clock::{Moment, valid_until};
 use crate::command;
 use crate::error::{Error, Lost};
-use crate::job::{JobState, Releasing};
 use crate::link::Link;
 use crate::mutex::locked;
 use crate::register::Entry;
-use crate::shared::{Road, Shared};
-
-/// How soon a hold is kept up, and a short first lease claimed. Work that is done sooner
-/// spares both.
-pub(crate) const CLAIM_AFTER: Duration = Duration::from_millis(20);
+use crate::shared::{CLAIM_AFTER, Road, Shared};
 
 /// The longest sleep: timers stand still while a machine is suspended, leases do not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -35,6 +31,22 @@ pub(crate) struct Hold {
     /// Why it is over, once it is.
     lost: watch::Sender<Option<Lost>>,
     _entry: Option<Entry>,
+}
+
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// What all clones of a job share.
+pub(crate) struct JobState {
+    pub(crate) owner: Vec<u8>,
+    /// Who asks for a lock now.
+    turn: Turn,
+    /// Who asks for each lock now, or releases it: a release does not wait for the job's
+    /// wait for another lock.
+    turns: Mutex<HashMap<Vec<u8>, Turn>>,
+    /// How many releases are under way. What the job asks for next comes after them.
+    releases: watch::Sender<usize>,
+    /// Every lock that was asked for, and the hold that came of it.
+    locks: Mutex<HashMap<Vec<u8>, Weak<Hold>>>,
 }
 
 struct State {
@@ -79,7 +91,11 @@ impl Hold {
         };
         match hold.request.road {
             // At least a quarter of the lease is left.
-            Road::Client if grant.lease / 32 >= CLAIM_AFTER => _ = shared.begun.send(unkept),
+            Road::Client if grant.lease / 32 >= CLAIM_AFTER => shared.later(move || {
+                if unkept.hold.left().is_ok() {
+                    tokio::spawn(keep(unkept));
+                }
+            }),
             _ => _ = shared.router.runtime.spawn(keep(unkept)),
         }
         hold
@@ -311,10 +327,26 @@ impl Hold {
     }
 }
 
+/// A release of a job that is under way.
+struct Releasing(Arc<JobState>);
+
+impl Releasing {
+    fn of(job: &Arc<JobState>) -> Self {
+        job.releases.send_modify(|releases| *releases += 1);
+        Self(Arc::clone(job))
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.releases.send_modify(|releases| *releases -= 1);
+    }
+}
+
 /// A hold that nobody keeps up any more when this is dropped: its task has ended, or the
 /// runtime of the client has.
-pub(crate) struct Unkept {
-    pub(crate) hold: Arc<Hold>,
+struct Unkept {
+    hold: Arc<Hold>,
     since: Moment,
     lease: Duration,
     renewals: Option<u32>,
@@ -327,7 +359,7 @@ impl Drop for Unkept {
 }
 
 /// Keeps a hold up until it is over.
-pub(crate) async fn keep(unkept: Unkept) {
+async fn keep(unkept: Unkept) {
     let (hold, mut renewals) = (&unkept.hold, unkept.renewals);
     let mut lost = std::pin::pin!(hold.lost());
     let mut is_claimed = unkept.lease == hold.request.lease;
@@ -382,5 +414,57 @@ pub(crate) async fn keep(unkept: Unkept) {
                 renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
             }
         }
+    }
+}
+
+impl JobState {
+    pub(crate) fn of(owner: Vec<u8>) -> Self {
+        Self {
+            owner,
+            turn: Arc::default(),
+            turns: Mutex::default(),
+            releases: watch::Sender::new(0),
+            locks: Mutex::default(),
+        }
+    }
+
+    fn locks(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Hold>>> {
+        locked(&self.locks)
+    }
+
+    fn turn_of(&self, key: &[u8]) -> Turn {
+        let mut turns = locked(&self.turns);
+        Arc::clone(turns.entry(key.to_vec()).or_default())
+    }
+
+    /// Waits until the job asks for no other lock, and does not release this one.
+    pub(crate) async fn turn(&self, key: &[u8]) -> [OwnedMutexGuard<()>; 2] {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let mut releases = self.releases.subscribe();
+        let _ = releases.wait_for(|releases| *releases == 0).await;
+        [turn, self.turn_of(key).lock_owned().await]
+    }
+
+    /// Waits until the job asks for this lock no more.
+    async fn turn_to_release(&self, key: &[u8]) -> OwnedMutexGuard<()> {
+        self.turn_of(key).lock_owned().await
+    }
+
+    /// The hold of a lock that still stands, and whether the lock was never asked for.
+    pub(crate) fn look_up(&self, key: &[u8]) -> (Option<Arc<Hold>>, bool) {
+        let mut locks = self.locks();
+        let is_first = !locks.contains_key(key);
+        let hold = locks.entry(key.to_vec()).or_default().upgrade();
+        (hold.filter(|hold| hold.left().is_ok()), is_first)
+    }
+
+    pub(crate) fn note(&self, key: &[u8], hold: &Arc<Hold>) {
+        self.locks().insert(key.to_vec(), Arc::downgrade(hold));
+    }
+
+    /// Returns whether it has a hold with this token that still stands.
+    pub(crate) fn has(&self, key: &[u8], token: u64) -> bool {
+        let hold = self.locks().get(key).and_then(Weak::upgrade);
+        hold.is_some_and(|hold| hold.token == token && hold.left().is_ok())
     }
 }

@@ -12,9 +12,8 @@ use crate::backoff::Backoff;
 use crate::command::{self, Mode, NUMBER_MAX, unique_owner};
 use crate::error::{Error, Lost};
 use crate::guard::LockGuard;
-use crate::hold::Hold;
+use crate::hold::{Hold, JobState};
 use crate::info::LockInfo;
-use crate::job::JobState;
 use crate::shared::{Road, Shared};
 
 /// A lock, and how to take it. It can be used any number of times.

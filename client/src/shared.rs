@@ -14,15 +14,20 @@ use crate::bond::Bond;
 use crate::clock::Moment;
 use crate::command;
 use crate::error::Error;
-use crate::hold::{CLAIM_AFTER, Unkept, keep};
 use crate::register::Orphan;
 use crate::router::{Answer, Router};
+
+/// How soon a hold is kept up, and a short first lease claimed. Work that is done sooner
+/// spares both.
+pub(crate) const CLAIM_AFTER: Duration = Duration::from_millis(20);
 
 /// How long pauses grow while what lingers is given back.
 const SETTLE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Whom failures are told of that no caller is told of.
 pub(crate) type OnFailure = Arc<dyn Fn(&Error) + Send + Sync>;
+
+type Later = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Shared {
     pub(crate) router: Arc<Router>,
@@ -33,8 +38,8 @@ pub(crate) struct Shared {
     process: u32,
     /// What is still to be given back.
     settling: TaskTracker,
-    /// Holds that are not kept up yet.
-    pub(crate) begun: mpsc::UnboundedSender<Unkept>,
+    /// What can wait a moment.
+    later: mpsc::UnboundedSender<Later>,
 }
 
 /// By which connections a lock is asked for.
@@ -52,7 +57,7 @@ impl Shared {
         key_prefix: Vec<u8>,
         on_failure: Option<OnFailure>,
     ) -> Arc<Self> {
-        let (begun, keeping) = mpsc::unbounded_channel();
+        let (later, waiting) = mpsc::unbounded_channel();
         let shared = Arc::new(Self {
             router,
             default_lease,
@@ -60,11 +65,11 @@ impl Shared {
             on_failure,
             process: std::process::id(),
             settling: TaskTracker::new(),
-            begun,
+            later,
         });
         // It is waited for where nothing is under way, and more may come all the same.
         shared.settling.close();
-        shared.router.runtime.spawn(keep_up(keeping));
+        shared.router.runtime.spawn(begin_later(waiting));
         let releasing = release_orphans(Arc::downgrade(&shared), orphans);
         shared.router.runtime.spawn(releasing);
         shared
@@ -100,6 +105,11 @@ impl Shared {
 
     pub(crate) async fn flush(&self) {
         self.settling.wait().await;
+    }
+
+    /// Has something begin in a moment, in the client's runtime.
+    pub(crate) fn later(&self, begin: impl FnOnce() + Send + 'static) {
+        let _ = self.later.send(Box::new(begin));
     }
 
     /// Sends a release again and again until it is answered, or what it ends is over
@@ -181,16 +191,12 @@ impl Road {
     }
 }
 
-/// Keeps up what is held for longer than most work takes, so that the rest needs no task.
-async fn keep_up(mut begun: mpsc::UnboundedReceiver<Unkept>) {
-    let mut holds = Vec::new();
-    while begun.recv_many(&mut holds, usize::MAX).await > 0 {
+/// Begins what can wait, once or twice as late as a claim: most is not needed any more then.
+async fn begin_later(mut later: mpsc::UnboundedReceiver<Later>) {
+    let mut begun = Vec::new();
+    while later.recv_many(&mut begun, usize::MAX).await > 0 {
         sleep(CLAIM_AFTER).await;
-        for unkept in holds.drain(..) {
-            if unkept.hold.left().is_ok() {
-                tokio::spawn(keep(unkept));
-            }
-        }
+        begun.drain(..).for_each(|begin| begin());
     }
 }
 
