@@ -227,7 +227,8 @@ impl Attempt {
                         () = sleep_until(until) => continue,
                     }
                 }
-                Err(Error::NoPermission(_)) => return self.block(deadline).await,
+                // Boxed, so that no other wait has room for it.
+                Err(Error::NoPermission(_)) => return Box::pin(self.block(deadline)).await,
                 Err(error) if error.may_pass() => tokio::select! {
                     biased;
                     // Of a place that an earlier request has.
@@ -287,7 +288,7 @@ impl Attempt {
             let asked = async {
                 let address = shared.router.address_of(&request.key).await?;
                 let connection = shared.router.open(&address, &Closed::default()).await?;
-                *kill = connection.name(shared.router.timeouts.response).await;
+                *kill = connection.about(shared.router.timeouts.response).await.0;
                 let sent_at = Moment::now();
                 let reply = connection.ask_patiently(&command).await;
                 if let Err(error) = &reply {

@@ -114,8 +114,7 @@ impl Bond {
                     });
                 }
                 Err(error)
-                    if error.code() == "MOVED"
-                        && redirections < REDIRECTIONS_MAX
+                    if redirections < REDIRECTIONS_MAX
                         && router.learn(key, &error, connection.host()) =>
                 {
                     redirections += 1;

@@ -19,9 +19,9 @@ use crate::shared::{OnFailure, Road, Shared};
 
 /// Locks on one Redis or Valkey server, on a primary behind sentinels, or in a cluster.
 ///
-/// It is cheap to clone: all clones share their connections, two to each server. The tasks
-/// that renew and release run in the tokio runtime in which the client was connected, so
-/// that has to live as long as the client.
+/// It is cheap to clone: all clones share their connections, at most two to each server.
+/// The tasks that renew and release run in the tokio runtime in which the client was
+/// connected, so that has to live as long as the client.
 #[derive(Clone)]
 pub struct LockClient {
     shared: Arc<Shared>,

@@ -155,25 +155,27 @@ impl Connection {
         Ok(reply.extract_error()?)
     }
 
-    /// What `CLIENT KILL` has to be told to end this connection and no other. None where
-    /// the user may not ask, or on a socket, where all connections have one address.
-    pub(crate) async fn name(&self, within: Duration) -> Option<Cmd> {
+    /// What `CLIENT KILL` has to be told to end this connection and no other; and whether
+    /// the server surely blocks it once it has subscribed: Valkey 8.1.1 and later, which
+    /// tell of capabilities, do not. Neither is known where the user may not ask, and a
+    /// socket's connections all have one address.
+    pub(crate) async fn about(&self, within: Duration) -> (Option<Cmd>, bool) {
         let mut ask = redis::cmd("CLIENT");
         ask.arg("INFO");
-        let told: String = redis::from_redis_value(self.ask(&ask, within).await.ok()?).ok()?;
+        let told = self.ask(&ask, within).await.unwrap_or(Value::Nil);
+        let told: String = redis::from_redis_value(told).unwrap_or_default();
         let field = |name: &str| {
             let mut fields = told.split_ascii_whitespace();
-            fields
-                .find_map(|field| field.strip_prefix(name))
-                .map(str::to_string)
+            fields.find_map(|field| field.strip_prefix(name))
         };
-        let (id, addr) = (field("id=")?, field("addr=")?);
-        if addr.contains('/') {
-            return None;
-        }
-        let mut kill = redis::cmd("CLIENT");
-        kill.arg("KILL").arg("ID").arg(id).arg("ADDR").arg(addr);
-        Some(kill)
+        let named = field("id=").zip(field("addr="));
+        let kill = named.filter(|(_, addr)| !addr.contains('/'));
+        let kill = kill.map(|(id, addr)| {
+            let mut kill = redis::cmd("CLIENT");
+            kill.arg("KILL").arg("ID").arg(id).arg("ADDR").arg(addr);
+            kill
+        });
+        (kill, named.is_some() && field("capa=").is_none())
     }
 
     pub(crate) fn addr(&self) -> &ConnectionAddr {

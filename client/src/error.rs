@@ -200,18 +200,17 @@ impl Error {
     }
 
     pub(crate) fn timed_out() -> Self {
-        Self::Unavailable {
-            message: "no answer in time".into(),
-            closed: false,
-            sent: true,
-            permanent: false,
-        }
+        Self::no_answer("no answer in time", false)
     }
 
     pub(crate) fn closed() -> Self {
+        Self::no_answer("the connection was closed", true)
+    }
+
+    fn no_answer(message: &str, closed: bool) -> Self {
         Self::Unavailable {
-            message: "the connection was closed".into(),
-            closed: true,
+            message: message.into(),
+            closed,
             sent: true,
             permanent: false,
         }

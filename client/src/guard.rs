@@ -52,7 +52,7 @@ impl LockGuard {
     /// makes a full one meanwhile. Work that needs more calls [`renew`](Self::renew)
     /// first.
     pub fn valid_for(&self) -> Duration {
-        match self.hold.check_process() {
+        match self.hold.shared.check_process() {
             Ok(()) => self.hold.left().unwrap_or_default(),
             Err(_) => Duration::ZERO,
         }
@@ -78,7 +78,8 @@ impl LockGuard {
 
     /// Runs one Redis command only if the server still has this hold, as one step with
     /// that check (`LOCK.GUARD`). In a cluster the command's keys have to be in the lock's
-    /// slot.
+    /// slot. The reply may be as large as the server lets a subscriber's be: 32 MB, unless
+    /// its `client-output-buffer-limit pubsub` says otherwise.
     ///
     /// # Errors
     /// [`Error::NotHeld`] if it is over there: nothing was done. [`Error::Unavailable`]
@@ -106,7 +107,7 @@ impl LockGuard {
 
     /// As [`release`](Self::release), of a guard that others may have, too.
     pub(crate) async fn end(&self) -> Result<(), Error> {
-        self.hold.check_process()?;
+        self.hold.shared.check_process()?;
         self.has_left.store(true, Ordering::Relaxed);
         self.hold.leave().await.unwrap_or(Err(Error::Stopped))
     }

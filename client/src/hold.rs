@@ -16,17 +16,14 @@ use crate::error::{Error, Lost};
 use crate::link::Link;
 use crate::mutex::locked;
 use crate::register::Entry;
-use crate::shared::Shared;
-
-/// How soon a short first lease is claimed. Work that is done sooner spares the claim.
-const CLAIM_AFTER: Duration = Duration::from_millis(20);
+use crate::shared::{CLAIM_AFTER, Road, Shared};
 
 /// The longest sleep: timers stand still while a machine is suspended, leases do not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// A hold of the server's, and what is known of it.
 pub(crate) struct Hold {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) request: Arc<Request>,
     pub(crate) token: u64,
     job: Option<Arc<JobState>>,
@@ -86,13 +83,21 @@ impl Hold {
             _entry: grant.entry,
             request,
         });
-        let keeping = keep(
-            Unkept(Arc::clone(&hold)),
-            grant.since,
-            grant.lease,
+        let unkept = Unkept {
+            hold: Arc::clone(&hold),
+            since: grant.since,
+            lease: grant.lease,
             renewals,
-        );
-        shared.router.runtime.spawn(keeping);
+        };
+        match hold.request.road {
+            // At least a quarter of the lease is left.
+            Road::Client if grant.lease / 32 >= CLAIM_AFTER => shared.later(move || {
+                if unkept.hold.left().is_ok() {
+                    tokio::spawn(keep(unkept));
+                }
+            }),
+            _ => _ = shared.router.runtime.spawn(keep(unkept)),
+        }
         hold
     }
 
@@ -113,10 +118,6 @@ impl Hold {
             true => Err(Lost::Expired),
             false => Ok(left),
         }
-    }
-
-    pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.shared.check_process()
     }
 
     pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
@@ -218,7 +219,7 @@ impl Hold {
     }
 
     async fn renew_once(&self) -> Result<(Moment, Duration), Error> {
-        self.check_process()?;
+        self.shared.check_process()?;
         self.left().map_err(Error::Lost)?;
         let (request, lease) = (&self.request, self.state().lease);
         let renew = command::renew(&request.key, &request.owner, lease, self.token);
@@ -311,8 +312,7 @@ impl Hold {
             Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
                 Err(Error::Lost(Lost::Refused))
             }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
+            told => told.map(|_| ()),
         };
         let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
         if let Err(Err(error)) = tell.send(told) {
@@ -345,22 +345,27 @@ impl Drop for Releasing {
 
 /// A hold that nobody keeps up any more when this is dropped: its task has ended, or the
 /// runtime of the client has.
-struct Unkept(Arc<Hold>);
+struct Unkept {
+    hold: Arc<Hold>,
+    since: Moment,
+    lease: Duration,
+    renewals: Option<u32>,
+}
 
 impl Drop for Unkept {
     fn drop(&mut self) {
-        self.0.end(Lost::Expired);
+        self.hold.end(Lost::Expired);
     }
 }
 
 /// Keeps a hold up until it is over.
-async fn keep(hold: Unkept, since: Moment, lease: Duration, mut renewals: Option<u32>) {
-    let hold = &hold.0;
+async fn keep(unkept: Unkept) {
+    let (hold, mut renewals) = (&unkept.hold, unkept.renewals);
     let mut lost = std::pin::pin!(hold.lost());
-    let mut is_claimed = lease == hold.request.lease;
+    let mut is_claimed = unkept.lease == hold.request.lease;
     let mut backoff = Backoff::default();
     let mut renew_at = match is_claimed {
-        true => Some(since + lease / 3).filter(|_| renewals != Some(0)),
+        true => Some(unkept.since + unkept.lease / 3).filter(|_| renewals != Some(0)),
         false => Some(Moment::now() + CLAIM_AFTER.min(hold.left().unwrap_or_default() / 4)),
     };
     loop {

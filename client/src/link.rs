@@ -1,4 +1,4 @@
-//! What leads to one node: a connection for commands, and one for the messages of places.
+//! What leads to one node: a connection for commands and the messages of places.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +17,15 @@ use crate::register::Register;
 /// How often a link is probed while somebody relies on hearing by it.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// The two connections to a node. They are two because newer servers block no subscribed
-/// connection, and a subscription that the server ends by itself (its slot has moved)
-/// would be taken for the reply of a command. Both end together.
+/// The connection to a node, or two that end together. Messages have one of their own
+/// where a server blocks no subscribed connection, as `lock.min-replicas` asks for, and in
+/// a cluster: a subscription that the server ends by itself (its slot has moved) would be
+/// taken for the reply of a command.
 pub(crate) struct Link {
     /// What its messages are told by.
     pub(crate) serial: u64,
-    pub(crate) commands: Connection,
-    messages: Connection,
+    pub(crate) commands: Arc<Connection>,
+    messages: Arc<Connection>,
     pub(crate) closed: Closed,
     timeouts: Timeouts,
     is_sharded: bool,
@@ -35,8 +36,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Opens both connections; then ends those of the link that this one replaces, so
-    /// that nothing that was sent by it is carried out later.
+    /// Opens it; then ends the connections of the link that this one replaces, so that
+    /// nothing that was sent by it is carried out later.
     pub(crate) async fn open(
         info: &ConnectionInfo,
         timeouts: Timeouts,
@@ -46,18 +47,21 @@ impl Link {
     ) -> Result<Arc<Self>, Error> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let (serial, closed) = (SERIAL.fetch_add(1, Ordering::Relaxed), Closed::default());
-        let (commands, messages) = tokio::try_join!(
-            Connection::open(info, timeouts.connect, None, &closed),
-            Connection::open(info, timeouts.connect, Some((register, serial)), &closed),
-        )?;
+        let open = async || {
+            let told = Some((register, serial));
+            let connection = Connection::open(info, timeouts.connect, told, &closed).await?;
+            let about = connection.about(timeouts.response).await;
+            Ok::<_, Error>((Arc::new(connection), about))
+        };
+        let (commands, (kill, is_blocked)) = open().await?;
+        let (messages, (kill_messages, _)) = match is_blocked && !is_sharded {
+            true => (Arc::clone(&commands), (None, true)),
+            false => open().await?,
+        };
         for kill in replaced {
             // A user who may not do so relies on the server to notice.
             let _ = commands.ask(kill, timeouts.response).await;
         }
-        let names = tokio::join!(
-            commands.name(timeouts.response),
-            messages.name(timeouts.response)
-        );
         if closed.is_closed() {
             return Err(Error::closed().at(&info.addr().to_string()));
         }
@@ -69,7 +73,7 @@ impl Link {
             timeouts,
             is_sharded,
             channels: Mutex::default(),
-            kills: names.0.into_iter().chain(names.1).collect(),
+            kills: kill.into_iter().chain(kill_messages).collect(),
         });
         tokio::spawn(probe(Arc::downgrade(&link), Arc::clone(register)));
         Ok(link)

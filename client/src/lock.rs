@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout_at;
 
-use crate::acquire::{Attempt, Request, Wait};
+use crate::acquire::{Attempt, Grant, Request, Wait};
 use crate::backoff::Backoff;
 use crate::command::{self, Mode, NUMBER_MAX, unique_owner};
 use crate::error::{Error, Lost};
@@ -193,28 +193,18 @@ impl Lock {
         LockInfo::read(self.key.clone(), answer.value)
     }
 
-    /// Takes the lock from its holders, if this is its newest token, and passes it on.
-    /// Returns whether there was such a hold. A holder hears of it by its next renewal.
+    /// Takes the lock from its holders and passes it on: if this is its newest token, or
+    /// with `None` whatever that is. Returns whether there was such a hold. A holder hears
+    /// of it by its next renewal.
     ///
     /// # Errors
     /// What the server refused, or that it does not answer: then it may have been done.
-    pub async fn break_lock(&self, token: u64) -> Result<bool, Error> {
-        match token {
-            1..=NUMBER_MAX => self.break_by(Some(token)).await,
+    pub async fn break_lock(&self, token: impl Into<Option<u64>>) -> Result<bool, Error> {
+        let token = token.into();
+        if token.is_some_and(|token| !(1..=NUMBER_MAX).contains(&token)) {
             // No hold has such a token.
-            _ => Ok(false),
+            return Ok(false);
         }
-    }
-
-    /// As [`Lock::break_lock`], whatever the newest token is.
-    ///
-    /// # Errors
-    /// As [`Lock::break_lock`].
-    pub async fn break_any(&self) -> Result<bool, Error> {
-        self.break_by(None).await
-    }
-
-    async fn break_by(&self, token: Option<u64>) -> Result<bool, Error> {
         let command = command::break_lock(&self.key, token);
         command::is_one(&self.shared.ask(&self.key, &command).await?.value)
     }
@@ -250,11 +240,8 @@ impl Lock {
 
     async fn take_as(&self, owner: Vec<u8>, wait: Wait) -> Result<Option<Arc<Hold>>, Error> {
         let mut attempt = Attempt::new(&self.shared, self.request(owner, 1, true)?, None);
-        let Some(grant) = attempt.take(wait).await? else {
-            return Ok(None);
-        };
-        let hold = Hold::start(&self.shared, &attempt, grant, self.renewals, None);
-        self.told(hold).map(Some)
+        let grant = attempt.take(wait).await?;
+        self.hand_out(&attempt, grant, None)
     }
 
     /// Takes it for a job: another hold of the one that the job has, or its first.
@@ -286,13 +273,7 @@ impl Lock {
             taken = attempt.take(wait).await;
         }
         let Some(hold) = held else {
-            let Some(grant) = taken? else {
-                return Ok(None);
-            };
-            let of = Some(Arc::clone(job));
-            let hold = Hold::start(&self.shared, &attempt, grant, self.renewals, of);
-            job.note(&self.key, &hold);
-            return self.told(hold).map(Some);
+            return self.hand_out(&attempt, taken?, Some(job));
         };
         match taken {
             Ok(Some(grant)) if grant.token == hold.token => {
@@ -311,10 +292,22 @@ impl Lock {
         }
     }
 
-    /// Hands a hold out, unless it is over already.
-    fn told(&self, hold: Arc<Hold>) -> Result<Arc<Hold>, Error> {
+    /// Hands the hold of a grant out, unless it is over already.
+    fn hand_out(
+        &self,
+        attempt: &Attempt,
+        grant: Option<Grant>,
+        job: Option<&Arc<JobState>>,
+    ) -> Result<Option<Arc<Hold>>, Error> {
+        let Some(grant) = grant else {
+            return Ok(None);
+        };
+        let hold = Hold::start(&self.shared, attempt, grant, self.renewals, job.cloned());
+        if let Some(job) = job {
+            job.note(&self.key, &hold);
+        }
         match hold.left() {
-            Ok(_) => Ok(hold),
+            Ok(_) => Ok(Some(hold)),
             Err(why) => {
                 hold.end(why);
                 Err(Error::Lost(why))

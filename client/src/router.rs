@@ -137,17 +137,14 @@ impl Router {
                 Err(error) => error,
             };
             ahead = None;
+            let led_to = link.commands.host();
             let again = match error.code() {
                 "MOVED" | "ASK" if self.servers.is_cluster() && redirections < REDIRECTIONS_MAX => {
                     redirections += 1;
-                    let led_to = link.commands.host();
-                    if error.code() == "MOVED" {
-                        self.learn(key, &error, led_to)
-                    } else {
-                        // A channel can't be listened to ahead of its slot.
-                        ahead = redirected(&error, led_to).filter(|_| channel.is_none());
-                        ahead.is_some()
-                    }
+                    // A channel can't be listened to ahead of its slot.
+                    let is_ahead = error.code() == "ASK" && channel.is_none();
+                    ahead = redirected(&error, led_to).filter(|_| is_ahead);
+                    ahead.is_some() || self.learn(key, &error, led_to)
                 }
                 "READONLY" | "MASTERDOWN" => {
                     self.retire(&link);
@@ -165,26 +162,18 @@ impl Router {
         }
     }
 
-    /// Listens to a channel on the node that has a key.
+    /// Listens to a channel on the node that has a key, as far as is known.
     pub(crate) async fn listen(
         self: &Arc<Self>,
         key: &[u8],
         channel: &[u8],
     ) -> Result<Arc<Link>, Error> {
-        let mut redirections = 0;
-        loop {
-            let link = self.link(key).await?;
-            match self.listen_by(&link, channel).await {
-                Err(error)
-                    if error.code() == "MOVED"
-                        && redirections < REDIRECTIONS_MAX
-                        && self.learn(key, &error, link.commands.host()) =>
-                {
-                    redirections += 1;
-                }
-                listened => return listened.map(|()| link),
-            }
+        let link = self.link(key).await?;
+        let listened = self.listen_by(&link, channel).await;
+        if let Err(error) = &listened {
+            self.learn(key, error, link.commands.host());
         }
+        listened.map(|()| link)
     }
 
     async fn listen_by(&self, link: &Arc<Link>, channel: &[u8]) -> Result<(), Error> {
@@ -234,8 +223,9 @@ impl Router {
 
     /// Learns from `MOVED` where one key's slot is now. Returns false where it tells no
     /// address.
-    pub(crate) fn learn(&self, key: &[u8], moved: &Error, led_to: &str) -> bool {
-        let Some(address) = redirected(moved, led_to) else {
+    pub(crate) fn learn(&self, key: &[u8], error: &Error, led_to: &str) -> bool {
+        let moved = Some(error).filter(|error| error.code() == "MOVED");
+        let Some(address) = moved.and_then(|moved| redirected(moved, led_to)) else {
             return false;
         };
         if let Some(map) = &mut *locked(&self.map) {
@@ -355,12 +345,16 @@ impl Router {
 
     /// Runs something in the client's runtime, whoever waits for it, and whether or not
     /// that is polled.
-    pub(crate) async fn spawned<T: Send + 'static>(
+    pub(crate) fn spawned<T: Send + 'static, W>(
         &self,
-        work: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let done = self.runtime.spawn(work).await;
-        done.unwrap_or(Err(Error::Stopped))
+        work: W,
+    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, W>
+    where
+        W: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        // Not an async function, which would have room for all of the work.
+        let done = self.runtime.spawn(work);
+        async { done.await.unwrap_or(Err(Error::Stopped)) }
     }
 }
 

@@ -59,29 +59,19 @@ enum Kind {
     Cluster(Vec<ConnectionInfo>),
 }
 
-impl TryFrom<&str> for Servers {
-    type Error = Error;
+macro_rules! of_urls {
+    ($($url:ty),*) => {$(
+        impl TryFrom<$url> for Servers {
+            type Error = Error;
 
-    fn try_from(url: &str) -> Result<Self, Error> {
-        Self::parse(url, None)
-    }
+            fn try_from(url: $url) -> Result<Self, Error> {
+                Self::parse(url.as_ref(), None)
+            }
+        }
+    )*};
 }
 
-impl TryFrom<&String> for Servers {
-    type Error = Error;
-
-    fn try_from(url: &String) -> Result<Self, Error> {
-        Self::parse(url, None)
-    }
-}
-
-impl TryFrom<String> for Servers {
-    type Error = Error;
-
-    fn try_from(url: String) -> Result<Self, Error> {
-        Self::parse(&url, None)
-    }
-}
+of_urls!(&str, &String, String);
 
 impl From<Client> for Servers {
     fn from(client: Client) -> Self {

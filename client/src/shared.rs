@@ -5,7 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Cmd;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
 use crate::bond::Bond;
@@ -15,11 +17,17 @@ use crate::error::Error;
 use crate::register::Orphan;
 use crate::router::{Answer, Router};
 
+/// How soon a hold is kept up, and a short first lease claimed. Work that is done sooner
+/// spares both.
+pub(crate) const CLAIM_AFTER: Duration = Duration::from_millis(20);
+
 /// How long pauses grow while what lingers is given back.
 const SETTLE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Whom failures are told of that no caller is told of.
 pub(crate) type OnFailure = Arc<dyn Fn(&Error) + Send + Sync>;
+
+type Later = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Shared {
     pub(crate) router: Arc<Router>,
@@ -28,8 +36,10 @@ pub(crate) struct Shared {
     pub(crate) on_failure: Option<OnFailure>,
     /// The process that connected. A fork has the connections in common with it.
     process: u32,
-    /// How many things are still to be given back.
-    settling: watch::Sender<usize>,
+    /// What is still to be given back.
+    settling: TaskTracker,
+    /// What can wait a moment.
+    later: mpsc::UnboundedSender<Later>,
 }
 
 /// By which connections a lock is asked for.
@@ -47,14 +57,19 @@ impl Shared {
         key_prefix: Vec<u8>,
         on_failure: Option<OnFailure>,
     ) -> Arc<Self> {
+        let (later, waiting) = mpsc::unbounded_channel();
         let shared = Arc::new(Self {
             router,
             default_lease,
             key_prefix,
             on_failure,
             process: std::process::id(),
-            settling: watch::Sender::new(0),
+            settling: TaskTracker::new(),
+            later,
         });
+        // It is waited for where nothing is under way, and more may come all the same.
+        shared.settling.close();
+        shared.router.runtime.spawn(begin_later(waiting));
         let releasing = release_orphans(Arc::downgrade(&shared), orphans);
         shared.router.runtime.spawn(releasing);
         shared
@@ -84,18 +99,17 @@ impl Shared {
     /// Runs something in the background that [`Shared::flush`] waits for.
     pub(crate) fn settle(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         if self.check_process().is_ok() {
-            self.settling.send_modify(|settling| *settling += 1);
-            let settled = Settled(Arc::clone(self));
-            self.router.runtime.spawn(async move {
-                let _settled = settled;
-                work.await;
-            });
+            self.settling.spawn_on(work, &self.router.runtime);
         }
     }
 
     pub(crate) async fn flush(&self) {
-        let mut settling = self.settling.subscribe();
-        let _ = settling.wait_for(|settling| *settling == 0).await;
+        self.settling.wait().await;
+    }
+
+    /// Has something begin in a moment, in the client's runtime.
+    pub(crate) fn later(&self, begin: impl FnOnce() + Send + 'static) {
+        let _ = self.later.send(Box::new(begin));
     }
 
     /// Sends a release again and again until it is answered, or what it ends is over
@@ -129,14 +143,6 @@ impl Shared {
             }
             backoff.pause_before(None).await;
         }
-    }
-}
-
-struct Settled(Arc<Shared>);
-
-impl Drop for Settled {
-    fn drop(&mut self) {
-        self.0.settling.send_modify(|settling| *settling -= 1);
     }
 }
 
@@ -182,6 +188,15 @@ impl Road {
             Self::Client => std::future::pending().await,
             Self::Session(bond) => bond.closed.closed().await,
         }
+    }
+}
+
+/// Begins what can wait, once or twice as late as a claim: most is not needed any more then.
+async fn begin_later(mut later: mpsc::UnboundedReceiver<Later>) {
+    let mut begun = Vec::new();
+    while later.recv_many(&mut begun, usize::MAX).await > 0 {
+        sleep(CLAIM_AFTER).await;
+        begun.drain(..).for_each(|begin| begin());
     }
 }
 

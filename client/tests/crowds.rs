@@ -115,7 +115,7 @@ async fn who_waits_in_vain_sends_nothing_but_a_ping_for_all() {
         assert!(sent <= pings + 1, "{sent} commands, of which {pings} pings");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // One connection sends commands, and one hears.
+    // For what sends commands, and for what hears.
     let due = 2.0 * begun.elapsed().div_duration_f64(PING_EVERY);
     let pings = pings(&mut observer) - pings_before;
     assert!(pings as f64 <= due + 2.0, "{pings} pings, {due} are due");

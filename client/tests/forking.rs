@@ -98,7 +98,7 @@ fn every_asynchronous_call_fails_in_a_child() {
                 assert_forked(lock.run(|_| async {}).await);
             }
             assert_forked(client.lock("a").info().await);
-            assert_forked(client.lock("a").break_any().await);
+            assert_forked(client.lock("a").break_lock(None).await);
             assert_forked(client.session().await);
             assert_forked(guard.renew().await);
         });

@@ -54,7 +54,7 @@ async fn holders_and_those_who_wait_are_shown() {
 async fn a_lock_is_broken_only_where_the_token_is_still_the_newest() {
     let (server, client) = start().await;
     let lock = client.lock("lock");
-    assert!(!lock.break_any().await.unwrap());
+    assert!(!lock.break_lock(None).await.unwrap());
     let guard = take(&client, "lock").await;
     assert!(!lock.break_lock(guard.token() - 1).await.unwrap());
     guard.renew().await.unwrap();
@@ -64,7 +64,7 @@ async fn a_lock_is_broken_only_where_the_token_is_still_the_newest() {
     let error = guard.renew().await.unwrap_err();
     assert!(matches!(error, Error::Lost(Lost::Refused)), "{error:?}");
     assert_eq!(soon("the loss", guard.lost()).await, Lost::Refused);
-    assert!(lock.break_any().await.unwrap());
+    assert!(lock.break_lock(None).await.unwrap());
     assert!(next.release().await.is_err());
     assert_eq!(server.client().int("EXISTS lock"), 0);
 }

@@ -1,11 +1,14 @@
 //! A primary that fails, and sentinels that put another in its place.
 
+#[path = "support/alone.rs"]
+mod alone;
 mod support;
 
 use std::time::Duration;
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Client, Sentinels, TestServer, int};
+use redis_lock_testing::scene::configure;
+use redis_lock_testing::{Client, Sentinels, TestServer, eventually_within, int, status};
 
 use support::{give_back, granted, queue, soon, take_away, within};
 
@@ -97,4 +100,58 @@ async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
         }
     };
     drop(soon("it is not refused any more", taken).await);
+}
+
+/// What one process of the fleet does until it is told that it is enough. A server of its
+/// own keeps count, and knows whether somebody is inside.
+#[tokio::test]
+#[ignore = "needs a process of its own"]
+async fn one_of_a_fleet() {
+    let told = alone::told();
+    let [url, count_keeper, name] = told.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{told}");
+    };
+    let mut count_keeper = Client::try_connect(count_keeper.parse().unwrap()).unwrap();
+    let client = LockClient::connect(url).await.unwrap();
+    while count_keeper.int("EXISTS enough") == 0 {
+        let guard = client.lock("lock").acquire().await.unwrap();
+        let alone = count_keeper.call(&format!("SET inside {name} NX"));
+        assert_eq!(alone, status("OK"), "somebody else is inside");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(!guard.valid_for().is_zero());
+        count_keeper.call("DEL inside");
+        count_keeper.call(&format!("INCR {name}"));
+        // Where it fails it goes on by itself.
+        let _ = guard.release().await;
+    }
+    client.flush().await;
+}
+
+#[test]
+fn a_fleet_of_processes_goes_on_one_at_a_time_past_the_death_of_a_primary() {
+    const FLEET: [&str; 3] = ["a", "b", "c"];
+    let (mut group, count_keeper) = (Sentinels::start(), TestServer::start());
+    configure(&mut group.primary.client(), "min-replicas", 2);
+    for replica in &group.replicas {
+        configure(&mut replica.client(), "min-replicas", 1);
+    }
+    let mut counts = count_keeper.client();
+    let mut all_work = || {
+        for name in FLEET {
+            let mut sections = || counts.int(&format!("INCRBY {name} 0"));
+            let before = sections();
+            eventually_within(FAILOVER, name, || sections() > before + 5);
+        }
+    };
+    let sentinels = url(group.addrs());
+    std::thread::scope(|scope| {
+        for name in FLEET {
+            let told = format!("{sentinels} {} {name}", count_keeper.addr());
+            scope.spawn(move || alone::run("one_of_a_fleet", &told, &[]));
+        }
+        all_work();
+        group.primary.crash();
+        all_work();
+        count_keeper.client().call("SET enough 1");
+    });
 }

@@ -17,10 +17,7 @@ pub async fn break_lock(
 ) -> Result<Exit, Failure> {
     let key = options.name.as_bytes();
     let lock = server.connect().await?.lock(key);
-    let broken = match options.fence {
-        Some(token) => lock.break_lock(token).await?,
-        None => lock.break_any().await?,
-    };
+    let broken = lock.break_lock(options.fence).await?;
     let told = match (json, broken, options.fence) {
         (true, ..) => Object::default()
             .name("key", key)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis_lock_testing::spawn;
 
 /// How long such a process may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What the process of a test is told.
 const TOLD: &str = "TOLD_TO_A_TEST_ALONE";

@@ -326,7 +326,7 @@ impl Driver {
         };
         if fault("releases-by-force") {
             let _ = guard.release().await;
-            let _ = lock.break_any().await;
+            let _ = lock.break_lock(None).await;
             return Ok(json!({ "released": true }));
         }
         if fault("never-releases") {
