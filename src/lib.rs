@@ -92,7 +92,6 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     manager::reset(ctx);
     events::warn_if_locks_may_be_evicted(ctx);
     events::warn_if_grace_falls_short(ctx);
-    timer::start(ctx);
     manager::gate::server_started(ctx);
     Status::Ok
 }

@@ -123,7 +123,7 @@ fn has_user(ctx: &Context) -> bool {
         let reply = (api().call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
         if reply.is_null() {
             let error = std::io::Error::last_os_error().raw_os_error();
-            return error != Some(rustix::io::Errno::NOTSUP.raw_os_error());
+            return error != Some(libc::ENOTSUP);
         }
         (api().free_call_reply)(reply);
         true

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use redis_module::raw::{
     RedisModuleBlockedClient, RedisModuleCallReply, RedisModuleCmdFunc, RedisModuleCommand,
     RedisModuleCommandInfo, RedisModuleCtx, RedisModuleDisconnectFunc, RedisModuleEvent,
-    RedisModuleEventCallback, RedisModuleEventLoopFunc, RedisModuleEventLoopOneShotFunc,
+    RedisModuleEventCallback, RedisModuleEventLoopOneShotFunc,
     RedisModuleKey, RedisModuleNotificationFunc, RedisModuleScanCursor, RedisModuleScanKeyCB,
     RedisModuleString, RedisModuleTimerID, RedisModuleTimerProc, RedisModuleUser, mstime_t,
 };
@@ -33,10 +33,6 @@ macro_rules! api {
     ) => {
         /// The table of functions. What each does and demands of its caller
         /// stands in the server's `module.c`.
-        #[cfg_attr(
-            any(not(target_os = "linux"), feature = "no-kernel-timer"),
-            expect(dead_code, reason = "only a kernel's timer is watched")
-        )]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($args)*) $(-> $result)?,)*
             $(pub(super) $optional:
@@ -131,15 +127,11 @@ api! {
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
         deauthenticate_and_close_client = RedisModule_DeauthenticateAndCloseClient:
             fn(*mut RedisModuleCtx, u64) -> c_int;
-        event_loop_add = RedisModule_EventLoopAdd:
-            fn(c_int, c_int, RedisModuleEventLoopFunc, *mut c_void) -> c_int;
         event_loop_add_one_shot = RedisModule_EventLoopAddOneShot:
             fn(RedisModuleEventLoopOneShotFunc, *mut c_void) -> c_int;
-        event_loop_del = RedisModule_EventLoopDel: fn(c_int, c_int) -> c_int;
         free = RedisModule_Free: fn(*mut c_void);
         free_call_reply = RedisModule_FreeCallReply: fn(*mut RedisModuleCallReply);
         free_module_user = RedisModule_FreeModuleUser: fn(*mut RedisModuleUser);
-        free_thread_safe_context = RedisModule_FreeThreadSafeContext: fn(*mut RedisModuleCtx);
         get_abs_expire = RedisModule_GetAbsExpire: fn(*mut RedisModuleKey) -> mstime_t;
         get_blocked_client_private_data = RedisModule_GetBlockedClientPrivateData:
             fn(*mut RedisModuleCtx) -> *mut c_void;
@@ -159,8 +151,6 @@ api! {
         get_context_flags = RedisModule_GetContextFlags: fn(*mut RedisModuleCtx) -> c_int;
         get_current_user_name = RedisModule_GetCurrentUserName:
             fn(*mut RedisModuleCtx) -> *mut RedisModuleString;
-        get_detached_thread_safe_context = RedisModule_GetDetachedThreadSafeContext:
-            fn(*mut RedisModuleCtx) -> *mut RedisModuleCtx;
         get_module_user_from_user_name = RedisModule_GetModuleUserFromUserName:
             fn(*mut RedisModuleString) -> *mut RedisModuleUser;
         get_db_id_from_module_key = RedisModule_GetDbIdFromModuleKey:

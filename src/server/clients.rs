@@ -43,7 +43,7 @@ pub(super) fn name_of_user(ctx: &Context, client: ClientId) -> UserName {
         return UserName::Named(RedisString::from_redis_module_string(ctx.ctx, name));
     }
     let error = std::io::Error::last_os_error().raw_os_error();
-    match error == Some(rustix::io::Errno::NOTSUP.raw_os_error()) {
+    match error == Some(libc::ENOTSUP) {
         true => UserName::NotNamed,
         false => UserName::None,
     }

@@ -19,11 +19,6 @@ pub(crate) mod clock;
 pub(crate) mod command;
 mod dump;
 pub(crate) mod hooks;
-#[cfg_attr(
-    any(not(target_os = "linux"), feature = "no-kernel-timer"),
-    path = "no_kernel_timer.rs"
-)]
-mod kernel_timer;
 pub(crate) mod keyspace;
 pub(crate) mod notifications;
 pub(crate) mod open_lock;
