@@ -16,7 +16,6 @@ pub(crate) mod gate;
 pub(crate) mod inspect;
 mod redisson;
 mod self_fencing;
-mod telling;
 
 use std::cell::{Cell, RefCell};
 
@@ -29,6 +28,7 @@ use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::{OpenLock, Part};
+use crate::server::notifications;
 use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
@@ -269,7 +269,6 @@ pub(crate) fn reset(ctx: &Context) {
     acks::reset();
     turns::reset();
     gate::reset();
-    telling::reset();
     redisson::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
 }
@@ -507,7 +506,9 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     if step.freed {
         redisson::tell(key, now.steady_ms);
     }
-    telling::tell(key, &step.events);
+    for &event in &step.events {
+        notifications::notify(key, event);
+    }
     for line in &step.log {
         log(key, line);
     }
@@ -535,10 +536,7 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
 fn arm_timer(ctx: &Context, now: Now) {
     let now_ms = now.ms();
     LATEST_MS.set(LATEST_MS.get().max(now_ms));
-    let due_ms = match telling::any_waits() {
-        true => Some(now_ms),
-        false => TABLE.with_borrow(|table| table.wake_at_ms(now)),
-    };
+    let due_ms = TABLE.with_borrow(|table| table.wake_at_ms(now));
     let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
     if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, gate, read_lock, self_fencing, step, tell, telling};
+use super::{TABLE, arm_timer, carry_out, gate, read_lock, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -18,7 +18,7 @@ use redis_lock_core::lock::Now;
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
 use redis_lock_core::table::{
-    Answer, Due, LockTable, NotNow, PASSED_A_STEP, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+    Answer, Due, LockTable, NotNow, PASSED_A_STEP, Step, WORK_A_WAKE, Work,
 };
 
 /// How many writes cost as much as one look at a lock.
@@ -53,12 +53,10 @@ pub(crate) fn on_wake(ctx: &Context) {
     self_fencing::ask_if_needed(ctx);
     gate::look(ctx);
     close_clients(ctx);
-    telling::tell_waiting(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
-        let told_ms = telling::any_waits().then_some(now_ms + REFUSED_RETRY_MS);
-        let all_ms = [again_ms, told_ms, gate::wake_at_ms(now_ms)];
+        let all_ms = [again_ms, gate::wake_at_ms(now_ms)];
         let at_ms = all_ms.into_iter().flatten().min();
         if let Some(at_ms) = at_ms {
             timer::wake_by(ctx, at_ms, now_ms);
