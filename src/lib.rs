@@ -76,7 +76,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
     hooks::register(&events::HOOKS);
-    let registered = api::load(ctx)
+    let registered = api::check()
         .and_then(|()| registration::check_server())
         .map(|()| registration::set_options(ctx))
         .and_then(|()| registration::check_commands(ctx))

@@ -38,7 +38,7 @@ impl User {
             return Self::Unrestricted;
         }
         // SAFETY: the context is that of a running command, whose client has a user.
-        let name = unsafe { (api().get_current_user_name)(ctx.ctx) };
+        let name = unsafe { api!(get_current_user_name)(ctx.ctx) };
         match name.is_null() {
             true => Self::Gone,
             // The name is ours to free.
@@ -56,7 +56,7 @@ impl User {
 
     fn named(name: RedisString) -> Self {
         // SAFETY: the name lives through the call.
-        let user = unsafe { (api().get_module_user_from_user_name)(name.inner) };
+        let user = unsafe { api!(get_module_user_from_user_name)(name.inner) };
         NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights { user, name }))
     }
 
@@ -66,7 +66,7 @@ impl User {
             let key = server_str::make(key);
             let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
             // SAFETY: the user and the key live through the call.
-            unsafe { (api().acl_check_key_permissions)(user, key.inner, access) }
+            unsafe { api!(acl_check_key_permissions)(user, key.inner, access) }
         })
     }
 
@@ -76,7 +76,7 @@ impl User {
             let channel = server_str::make(channel);
             let access = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
             // SAFETY: the user and the channel live through the call.
-            unsafe { (api().acl_check_channel_permissions)(user, channel.inner, access) }
+            unsafe { api!(acl_check_channel_permissions)(user, channel.inner, access) }
         })
     }
 
@@ -120,12 +120,12 @@ fn has_user(ctx: &Context) -> bool {
     // SAFETY: the format says that no argument follows, and that the call runs
     // as the user of the context's client. The reply is freed at once.
     unsafe {
-        let reply = (api().call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
+        let reply = api!(call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
         if reply.is_null() {
             let error = std::io::Error::last_os_error().raw_os_error();
             return error != Some(libc::ENOTSUP);
         }
-        (api().free_call_reply)(reply);
+        api!(free_call_reply)(reply);
         true
     }
 }
@@ -135,7 +135,7 @@ fn has_user(ctx: &Context) -> bool {
 /// anew then, and knows the command no more.
 pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
     // SAFETY: the function takes no arguments.
-    if unsafe { (api().get_server_version)() } < FIRST_TO_READ_RULES_ANEW {
+    if unsafe { api!(get_server_version)() } < FIRST_TO_READ_RULES_ANEW {
         return None;
     }
     let RedisValue::Array(users) = ctx.call("ACL", &["LIST"]).ok()? else {
@@ -160,6 +160,6 @@ const FIRST_TO_READ_RULES_ANEW: c_int = 0x0007_0200;
 impl Drop for Rights {
     fn drop(&mut self) {
         // SAFETY: `User::named` got the user from the server, and nobody else has it.
-        unsafe { (api().free_module_user)(self.user.as_ptr()) };
+        unsafe { api!(free_module_user)(self.user.as_ptr()) };
     }
 }

@@ -11,7 +11,7 @@ use redis_lock_core::request::ClientId;
 /// The client that runs this command.
 pub(crate) fn running(ctx: &Context) -> ClientId {
     // SAFETY: the context is alive.
-    ClientId(unsafe { (api().get_client_id)(ctx.ctx) })
+    ClientId(unsafe { api!(get_client_id)(ctx.ctx) })
 }
 
 /// The same, if it is connected. The one that runs a script is not.
@@ -38,7 +38,7 @@ pub(super) enum UserName {
 pub(super) fn name_of_user(ctx: &Context, client: ClientId) -> UserName {
     // SAFETY: the context is alive. A client without a user has no name, and another
     // error. A name is ours to free.
-    let name = unsafe { (api().get_client_user_name_by_id)(ctx.ctx, client.0) };
+    let name = unsafe { api!(get_client_user_name_by_id)(ctx.ctx, client.0) };
     if !name.is_null() {
         return UserName::Named(RedisString::from_redis_module_string(ctx.ctx, name));
     }
@@ -61,7 +61,7 @@ pub(crate) fn address(ctx: &Context, client: ClientId) -> Option<String> {
     unsafe {
         let mut info: raw::RedisModuleClientInfo = zeroed();
         info.version = u64::from(raw::REDISMODULE_CLIENTINFO_VERSION);
-        if (api().get_client_info_by_id)((&raw mut info).cast(), client.0) != 0 {
+        if api!(get_client_info_by_id)((&raw mut info).cast(), client.0) != 0 {
             return None;
         }
         let host = CStr::from_ptr(info.addr.as_ptr()).to_string_lossy();
@@ -78,5 +78,5 @@ pub(crate) fn address(ctx: &Context, client: ClientId) -> Option<String> {
 /// KILL` would look at every connection of the server.
 pub(crate) fn close(ctx: &Context, client: ClientId) {
     // SAFETY: the context is alive, and the server looks the client up by its number.
-    unsafe { (api().deauthenticate_and_close_client)(ctx.ctx, client.0) };
+    unsafe { api!(deauthenticate_and_close_client)(ctx.ctx, client.0) };
 }

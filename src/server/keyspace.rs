@@ -124,14 +124,14 @@ pub(crate) fn with_named<R>(ctx: &Context, name: &[u8], body: impl FnOnce(LockKe
 /// The database that the context has selected.
 pub(crate) fn selected_db(ctx: &Context) -> i32 {
     // SAFETY: the context is alive.
-    unsafe { (api().get_selected_db)(ctx.ctx) }
+    unsafe { api!(get_selected_db)(ctx.ctx) }
 }
 
 /// Selects a database in a context of our own, such as that of a timer.
 pub(crate) fn select_db(ctx: &Context, db: i32) {
     // SAFETY: the context is alive. The number came from the server, so the
     // database exists.
-    unsafe { (api().select_db)(ctx.ctx, db) };
+    unsafe { api!(select_db)(ctx.ctx, db) };
 }
 
 /// Returns whether this server is part of a cluster, which never changes.
@@ -178,7 +178,7 @@ pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
 /// `FAILOVER`), during which such a write would bring it down.
 pub(crate) fn must_not_write(ctx: &Context) -> bool {
     // SAFETY: the function takes no arguments.
-    is_replica(ctx) || unsafe { (api().avoid_replica_traffic)() != 0 }
+    is_replica(ctx) || unsafe { api!(avoid_replica_traffic)() != 0 }
 }
 
 /// Returns whether a key that is over may be taken for one that is not there, although it
@@ -187,8 +187,8 @@ pub(crate) fn must_not_write(ctx: &Context) -> bool {
 pub(crate) fn hides_expired(ctx: &Context) -> bool {
     // SAFETY: the context is alive, and the other function takes no arguments.
     unsafe {
-        (api().avoid_replica_traffic)() != 0
-            || (api().get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int
+        api!(avoid_replica_traffic)() != 0
+            || api!(get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int
                 != 0
     }
 }
@@ -196,7 +196,7 @@ pub(crate) fn hides_expired(ctx: &Context) -> bool {
 /// Returns whether this server is a replica.
 pub(crate) fn is_replica(ctx: &Context) -> bool {
     // SAFETY: the context is alive.
-    let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
+    let flags = unsafe { api!(get_context_flags)(ctx.ctx) };
     flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
 }
 

@@ -22,5 +22,5 @@ pub(crate) fn notify(key: LockKey<'_>, event: LockEvent) {
     let (ctx, key) = (key.ctx().ctx, key.name().inner());
     let class = raw::REDISMODULE_NOTIFY_MODULE;
     // SAFETY: the context and the name are alive, the event's name lasts.
-    unsafe { (api().notify_keyspace_event)(ctx, class, name(event).as_ptr(), key) };
+    unsafe { api!(notify_keyspace_event)(ctx, class, name(event).as_ptr(), key) };
 }

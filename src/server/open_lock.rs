@@ -62,7 +62,7 @@ impl<'c> OpenLock<'c> {
     fn open_as(key: LockKey<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive for 'c, and `drop` closes
         // the handle before either ends.
-        let handle = unsafe { (api().open_key)(key.ctx().ctx, key.name().inner(), mode as c_int) };
+        let handle = unsafe { api!(open_key)(key.ctx().ctx, key.name().inner(), mode as c_int) };
         Self {
             key,
             handle,
@@ -75,7 +75,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open on a hash, the name and the place live through
         // the call, and a null ends the list.
         unsafe {
-            (api().hash_get)(
+            api!(hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
                 name.inner(),
@@ -102,7 +102,7 @@ impl<'c> OpenLock<'c> {
         part: Part,
     ) -> Result<Lock, LockError> {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
+        let kind = unsafe { api!(key_type)(self.handle) };
         if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
             return Ok(Lock::default());
         }
@@ -110,7 +110,7 @@ impl<'c> OpenLock<'c> {
             return Err(LockError::WrongType);
         }
         // SAFETY: `handle` is open on a key that exists.
-        let fields = unsafe { (api().value_length)(self.handle) };
+        let fields = unsafe { api!(value_length)(self.handle) };
         let alone = match part {
             Part::Whole => likely.and_then(|owner| {
                 let name = server_str::make(owner.as_bytes());
@@ -142,7 +142,7 @@ impl<'c> OpenLock<'c> {
     /// Whether there is anything here but a string.
     pub(super) fn is_other_than_a_string(&self) -> bool {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
+        let kind = unsafe { api!(key_type)(self.handle) };
         kind != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
             && kind != raw::REDISMODULE_KEYTYPE_STRING as c_int
     }
@@ -150,7 +150,7 @@ impl<'c> OpenLock<'c> {
     /// The newest token of what may be a lock, if it is one that can be read.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
+        let kind = unsafe { api!(key_type)(self.handle) };
         if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
             return None;
         }
@@ -162,7 +162,7 @@ impl<'c> OpenLock<'c> {
     fn expires_at_ms(&self) -> Option<i64> {
         // SAFETY: `handle` is open on a key that exists. Redis 8.2 crashes if
         // the expiry of any other is asked for.
-        let at_ms = unsafe { (api().get_abs_expire)(self.handle) };
+        let at_ms = unsafe { api!(get_abs_expire)(self.handle) };
         (at_ms >= 0).then_some(at_ms)
     }
 
@@ -181,7 +181,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open on a hash, the names and both places live
         // through the call, and a null ends the list.
         unsafe {
-            (api().hash_get)(
+            api!(hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
                 name.inner(),
@@ -207,7 +207,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open on a hash, the name and the flag live
         // through the call, and a null ends the list.
         unsafe {
-            (api().hash_get)(
+            api!(hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_EXISTS as c_int,
                 FENCE.with(StaticStr::get).inner(),
@@ -239,8 +239,8 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the cursor lives as long as the server, and nobody else uses it
         // meanwhile; the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
-            let scan = api().scan_key;
-            (api().scan_cursor_restart)(cursor);
+            let scan = api!(scan_key);
+            api!(scan_cursor_restart)(cursor);
             let into: *mut c_void = ptr::from_mut(&mut reader).cast();
             while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
         }
@@ -288,7 +288,7 @@ impl<'c> OpenLock<'c> {
         // The module asked the server not to signal by itself, so that a key
         // that was only opened does not fail anybody's WATCH.
         // SAFETY: the context and the name are alive.
-        unsafe { (api().signal_modified_key)(self.key.ctx().ctx, self.key.name().inner()) };
+        unsafe { api!(signal_modified_key)(self.key.ctx().ctx, self.key.name().inner()) };
     }
 
     /// Sets fields, given as names and values in turn.
@@ -329,7 +329,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open for writing on a hash or on no key, the
         // strings live through the call, and a null ends the list.
         unsafe {
-            (api().hash_set)(
+            api!(hash_set)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
                 field,
@@ -343,7 +343,7 @@ impl<'c> OpenLock<'c> {
     fn set_two_fields(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
         // SAFETY: as in `set_field`.
         unsafe {
-            (api().hash_set)(
+            api!(hash_set)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
                 field,
@@ -358,17 +358,17 @@ impl<'c> OpenLock<'c> {
     /// Hands a command of the key and these arguments to replicas and AOF.
     fn propagate(&self, command: &CStr, args: &Args<'_>) {
         let (ctx, command) = (self.key.ctx().ctx, command.as_ptr());
-        let (replicate, key, all) = (api().replicate, self.key.name().inner(), &args.all);
+        let (key, all) = (self.key.name().inner(), &args.all);
         // SAFETY: in the format, s is a server string, and v a list of them with its
         // length; the strings live through the call.
         unsafe {
-            replicate(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len());
+            api!(replicate)(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len());
         }
     }
 
     fn expire_at(&mut self, at_ms: i64) {
         // SAFETY: the handle is open for writing on a key.
-        unsafe { (api().set_abs_expire)(self.handle, at_ms) };
+        unsafe { api!(set_abs_expire)(self.handle, at_ms) };
         #[cfg(feature = "planted-faults")]
         if Fault::ExpiryNotPropagated.planted() {
             return;
@@ -377,7 +377,7 @@ impl<'c> OpenLock<'c> {
         let digits = digits.format(at_ms);
         // SAFETY: in the format, s is a server string and b a buffer with its length.
         unsafe {
-            (api().replicate)(
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"PEXPIREAT".as_ptr(),
                 c"sb".as_ptr(),
@@ -393,8 +393,8 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open for writing, and stays open on no key where its key
         // is deleted.
         unsafe {
-            if (api().key_type)(self.handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-                (api().unlink_key)(self.handle);
+            if api!(key_type)(self.handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
+                api!(unlink_key)(self.handle);
             }
         }
         let mut digits = itoa::Buffer::new();
@@ -406,7 +406,7 @@ impl<'c> OpenLock<'c> {
         args.push(token);
         self.write_fields(&args);
         // SAFETY: the handle is open for writing on a key.
-        unsafe { (api().set_abs_expire)(self.handle, end_ms) };
+        unsafe { api!(set_abs_expire)(self.handle, end_ms) };
         #[cfg(feature = "planted-faults")]
         let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
         let dump = dump::hash(&[[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]]);
@@ -415,7 +415,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: in the format, s is a server string and b a buffer with its length; all
         // live through the call.
         unsafe {
-            (api().replicate)(
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"RESTORE".as_ptr(),
                 c"sbbss".as_ptr(),
@@ -435,8 +435,8 @@ impl<'c> OpenLock<'c> {
         // may be written to again. In the format, s is a server string.
         unsafe {
             // The memory of many holders is given back by another thread.
-            (api().unlink_key)(self.handle);
-            (api().replicate)(
+            api!(unlink_key)(self.handle);
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"DEL".as_ptr(),
                 c"s".as_ptr(),
@@ -505,7 +505,7 @@ thread_local! {
     static REPLACE: StaticStr = StaticStr::new(b"REPLACE");
     static ABSTTL: StaticStr = StaticStr::new(b"ABSTTL");
     // SAFETY: the function takes no arguments.
-    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { (api().scan_cursor_create)() };
+    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { api!(scan_cursor_create)() };
 }
 
 /// A lock that one owner holds alone has at most a count and a token.
@@ -523,6 +523,6 @@ impl Drop for OpenLock<'_> {
             return;
         }
         // SAFETY: `open_as` opened the handle, and only this closes it.
-        unsafe { (api().close_key)(self.handle) };
+        unsafe { api!(close_key)(self.handle) };
     }
 }

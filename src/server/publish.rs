@@ -57,12 +57,14 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
 /// Publishes a message, in a cluster a sharded one. Returns whether anybody heard it on
 /// this node.
 fn publish(ctx: &Context, channel: &RedisString, message: ServerStr<'_>) -> bool {
-    let publish = match keyspace::in_cluster(ctx) {
-        true => api().publish_message_shard,
-        false => api().publish_message,
-    };
     // SAFETY: the context is alive, and the strings live through the call.
-    unsafe { publish(ctx.ctx, channel.inner, message.inner()) > 0 }
+    unsafe {
+        let publish = match keyspace::in_cluster(ctx) {
+            true => api!(publish_message_shard),
+            false => api!(publish_message),
+        };
+        publish(ctx.ctx, channel.inner, message.inner()) > 0
+    }
 }
 
 thread_local! {
@@ -91,15 +93,15 @@ pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
     // the call. The reply is as long as the server says, and freed once.
     unsafe {
         let (command, what) = (c"PUBSUB".as_ptr(), c"SHARDNUMSUB".as_ptr());
-        let reply = (api().call)(ctx.ctx, command, c"cs".as_ptr(), what, channel.inner);
+        let reply = api!(call)(ctx.ctx, command, c"cs".as_ptr(), what, channel.inner);
         if reply.is_null() {
             return true;
         }
         // To have the server take it apart takes longer.
-        let start = (api().call_reply_proto)(reply, &raw mut length);
+        let start = api!(call_reply_proto)(reply, &raw mut length);
         let counted = std::slice::from_raw_parts(start.cast::<u8>(), length);
         let is_listened_to = !counted.ends_with(b":0\r\n");
-        (api().free_call_reply)(reply);
+        api!(free_call_reply)(reply);
         is_listened_to
     }
 }

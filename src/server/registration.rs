@@ -7,7 +7,7 @@ use std::ptr;
 
 use redis_module::{CallOptionsBuilder, CallResult, Context, raw};
 
-use crate::server::api::api;
+use crate::server::api::{api, functions};
 
 /// The oldest server with all that the module needs: Redis 7.0.
 const OLDEST_SERVER: c_int = 0x0007_0000;
@@ -15,7 +15,7 @@ const OLDEST_SERVER: c_int = 0x0007_0000;
 /// Refuses a server that is too old. Valkey returns its own version, 7.2 or later.
 pub(crate) fn check_server() -> Result<(), String> {
     // SAFETY: the function takes no arguments.
-    let version = unsafe { (api().get_server_version)() };
+    let version = unsafe { api!(get_server_version)() };
     if version >= OLDEST_SERVER {
         return Ok(());
     }
@@ -40,7 +40,7 @@ pub(crate) fn set_options(ctx: &Context) {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the context is that of the load.
-    unsafe { (api().set_module_options)(ctx.ctx, options) };
+    unsafe { api!(set_module_options)(ctx.ctx, options) };
 }
 
 /// The first two numbers of the version of Valkey, if the server is that.
@@ -91,7 +91,7 @@ pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
 /// Lets the server read `redis.conf` into the settings, which are registered by then.
 pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
     // SAFETY: the context is that of the load.
-    let status = unsafe { (api().load_configs)(ctx.ctx) };
+    let status = unsafe { api!(load_configs)(ctx.ctx) };
     if status == 0 {
         Ok(())
     } else {
@@ -158,9 +158,11 @@ const ACL_CATEGORY: &CStr = c"lock";
 /// Adds the category of all the module's commands, where that is possible. It
 /// comes before the commands.
 pub(crate) fn add_acl_category(ctx: &Context) {
-    if let Some(add) = api().add_acl_category {
-        // SAFETY: the context is that of the load, as the server demands.
-        unsafe { add(ctx.ctx, ACL_CATEGORY.as_ptr()) };
+    // SAFETY: the context is that of the load, as the server demands.
+    unsafe {
+        if let Some(add) = functions::add_acl_category {
+            add(ctx.ctx, ACL_CATEGORY.as_ptr());
+        }
     }
 }
 
@@ -209,13 +211,13 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     // The server copies what `info` points to; all of it lives until the end of
     // this function.
     let described = unsafe {
-        let command = (api().get_command)(ctx.ctx, doc.name.as_ptr());
-        if let Some(set_categories) = api().set_command_acl_categories
+        let command = api!(get_command)(ctx.ctx, doc.name.as_ptr());
+        if let Some(set_categories) = functions::set_command_acl_categories
             && !command.is_null()
         {
             set_categories(command, ACL_CATEGORY.as_ptr());
         }
-        !command.is_null() && (api().set_command_info)(command, &raw const info) == 0
+        !command.is_null() && api!(set_command_info)(command, &raw const info) == 0
     };
     if described {
         Ok(())

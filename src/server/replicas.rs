@@ -111,7 +111,7 @@ pub(crate) fn ask_for_acknowledgements(ctx: &Context) {
     // SAFETY: the context is alive, and may write. In the format, A keeps the command
     // from the AOF, and c is a string of C.
     unsafe {
-        (api().replicate)(
+        api!(replicate)(
             ctx.ctx,
             c"REPLCONF".as_ptr(),
             c"Acc".as_ptr(),

@@ -74,23 +74,23 @@ impl Reply {
         match self {
             Self::Integer(number) => {
                 // SAFETY: the context is alive.
-                unsafe { (api().reply_with_long_long)(ctx.ctx, number) };
+                unsafe { api!(reply_with_long_long)(ctx.ctx, number) };
             }
             Self::Null => {
                 // SAFETY: the context is alive.
-                unsafe { (api().reply_with_null)(ctx.ctx) };
+                unsafe { api!(reply_with_null)(ctx.ctx) };
             }
             Self::Text(text) => send_text(ctx, &text),
             Self::List(replies) => {
                 // SAFETY: the context is alive, and as many replies follow.
-                unsafe { (api().reply_with_array)(ctx.ctx, length(replies.len())) };
+                unsafe { api!(reply_with_array)(ctx.ctx, length(replies.len())) };
                 for reply in replies {
                     reply.send(ctx);
                 }
             }
             Self::Map(fields) => {
                 // SAFETY: the context is alive, and as many names and replies follow.
-                unsafe { (api().reply_with_map)(ctx.ctx, length(fields.len())) };
+                unsafe { api!(reply_with_map)(ctx.ctx, length(fields.len())) };
                 for (name, reply) in fields {
                     send_text(ctx, name.as_bytes());
                     reply.send(ctx);
@@ -118,5 +118,5 @@ fn length(count: usize) -> c_long {
 fn send_text(ctx: &Context, text: &[u8]) {
     let start = text.as_ptr().cast::<c_char>();
     // SAFETY: the context is alive, and the server copies the text.
-    unsafe { (api().reply_with_string_buffer)(ctx.ctx, start, text.len()) };
+    unsafe { api!(reply_with_string_buffer)(ctx.ctx, start, text.len()) };
 }

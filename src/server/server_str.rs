@@ -37,7 +37,7 @@ impl<'c> ServerStr<'c> {
         // SAFETY: whoever called `new` holds that the string lives and does not
         // change for 'c. The server never returns a null here.
         unsafe {
-            let start = (api().string_ptr_len)(self.inner, &raw mut length);
+            let start = api!(string_ptr_len)(self.inner, &raw mut length);
             std::slice::from_raw_parts(start.cast::<u8>(), length)
         }
     }

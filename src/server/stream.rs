@@ -28,7 +28,7 @@ pub(crate) fn look(ctx: &Context) -> Option<Stream> {
 pub(crate) fn go_on(ctx: &Context) {
     // SAFETY: the context is alive, and may write. In the format, A keeps the command
     // from the AOF.
-    unsafe { (api().replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
+    unsafe { api!(replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
 }
 
 /// How many replicas are online. It is kept up to date by events from the first call on.
@@ -55,7 +55,7 @@ fn follow(ctx: &Context) -> bool {
     let replica_change = raw::RedisModuleEvent { id, dataver };
     // SAFETY: the context is alive, and the callback uses no data.
     let answer =
-        unsafe { (api().subscribe_to_server_event)(ctx.ctx, replica_change, Some(on_replica)) };
+        unsafe { api!(subscribe_to_server_event)(ctx.ctx, replica_change, Some(on_replica)) };
     answer == 0 && turns::follow(ctx)
 }
 

@@ -44,8 +44,8 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     // SAFETY: the context is that of the load, and each callback takes the data
     // of its event.
     let all_taken = unsafe {
-        let to_event = api().subscribe_to_server_event;
-        (api().subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
+        let to_event = api!(subscribe_to_server_event);
+        api!(subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
             && to_event(ctx.ctx, swap, Some(on_swap)) == 0
             && to_event(ctx.ctx, flush, Some(on_flush)) == 0
             && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
@@ -172,12 +172,12 @@ fn db_with(ctx: &Context, name: *mut raw::RedisModuleString) -> i32 {
     // SAFETY: the context and the name are those of the event, and a key that is there is
     // closed once.
     unsafe {
-        let key = (api().open_key)(ctx.ctx, name, mode);
+        let key = api!(open_key)(ctx.ctx, name, mode);
         if key.is_null() {
             return selected_db(ctx);
         }
-        let db = (api().get_db_id_from_module_key)(key);
-        (api().close_key)(key);
+        let db = api!(get_db_id_from_module_key)(key);
+        api!(close_key)(key);
         db
     }
 }

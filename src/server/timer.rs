@@ -44,7 +44,7 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     stop(ctx);
     let wait_ms = at_ms.saturating_sub(now_ms);
     // SAFETY: the context is alive, and `on_timer` needs no data.
-    let id = unsafe { (api().create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
+    let id = unsafe { api!(create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
     ARMED.set(Some(Armed { at_ms, id }));
     if wait_ms == 0 {
         wake_event_loop();
@@ -56,7 +56,7 @@ pub(crate) fn stop(ctx: &Context) {
     if let Some(Armed { id, .. }) = ARMED.take() {
         // SAFETY: the id is of a timer that has not fired, because `ARMED` is cleared first
         // when it does. The timer has no data to free.
-        unsafe { (api().stop_timer)(ctx.ctx, id, ptr::null_mut()) };
+        unsafe { api!(stop_timer)(ctx.ctx, id, ptr::null_mut()) };
     }
 }
 
@@ -72,5 +72,5 @@ unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void)
 fn wake_event_loop() {
     unsafe extern "C" fn nothing(_data: *mut c_void) {}
     // SAFETY: the function does nothing, with no data.
-    unsafe { (api().event_loop_add_one_shot)(Some(nothing), ptr::null_mut()) };
+    unsafe { api!(event_loop_add_one_shot)(Some(nothing), ptr::null_mut()) };
 }

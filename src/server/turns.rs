@@ -21,7 +21,7 @@ pub(super) fn follow(ctx: &Context) -> bool {
         let event_loop = raw::RedisModuleEvent { id, dataver };
         // SAFETY: the context is alive, and the callback uses no data.
         let answer =
-            unsafe { (api().subscribe_to_server_event)(ctx.ctx, event_loop, Some(on_turn)) };
+            unsafe { api!(subscribe_to_server_event)(ctx.ctx, event_loop, Some(on_turn)) };
         FOLLOWED.set(answer == 0);
     }
     FOLLOWED.get()
