@@ -27,8 +27,8 @@ use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
-use crate::server::open_lock::{OpenLock, Part};
 use crate::server::notifications;
+use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
@@ -41,9 +41,7 @@ use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
-use redis_lock_core::table::{
-    Acquired, Answer, Delivery, LockTable, LogLine, Outcome, Step, WaitEnd, World,
-};
+use redis_lock_core::table::{Acquired, Answer, LockTable, LogLine, Outcome, Step, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
 pub(crate) use due::on_wake;
@@ -449,11 +447,8 @@ impl World for Asked<'_> {
         Some(clients::running(self.key.ctx()))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
-        Delivery {
-            heard: publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token)),
-            weight: publish::weight(),
-        }
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool {
+        publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token))
     }
 
     fn read(&mut self, other: KeyRef<'_>) -> Lock {

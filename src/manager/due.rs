@@ -17,27 +17,20 @@ use redis_lock_core::lock::Now;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
-use redis_lock_core::table::{
-    Answer, Due, LockTable, NotNow, PASSED_A_STEP, Step, WORK_A_WAKE, Work,
-};
+use redis_lock_core::table::{Answer, Due, LockTable, NotNow, WORK_A_WAKE};
 
-/// How many writes cost as much as one look at a lock.
-const WRITES_WEIGH_ONE: usize = 4;
-
-/// How many grants of which nobody hears cost as much as one look.
-const OFFERS_WEIGH_ONE: usize = 4;
-
-/// How many places a replica gives up in one wake.
-const PLACES_A_WAKE: usize = 256;
+/// How long one kind of work goes on in one wake, in microseconds, before other clients
+/// have their turn.
+const WORK_US: i64 = 500;
 
 /// How many ends of waits are taken before anybody is told.
 const ENDS_AT_ONCE: usize = 8;
 
-/// How many places that are over cost as much to end as one look.
-const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
-
-/// As how many looks one part of a search for deadlocks costs.
-const SEARCH_WEIGHS: usize = 32;
+/// Works on as long as there is time for it and `work` finds something to do.
+fn work_on(mut work: impl FnMut() -> bool) {
+    let until_us = clock::since_boot_us() + WORK_US;
+    while work() && clock::since_boot_us() < until_us {}
+}
 
 /// The time has come: close the connections whose sessions are over unnoticed, and do
 /// what is due. What does not fit into one wake waits until other clients have had
@@ -63,15 +56,10 @@ pub(crate) fn on_wake(ctx: &Context) {
         }
         return;
     }
-    let mut left = WORK_A_WAKE;
-    while left > 0
-        && let Some(due) = TABLE.with_borrow_mut(|table| table.take_due(now_ms))
-    {
-        match do_due(ctx, due) {
-            Some(work) => left = left.saturating_sub(work),
-            None => break,
-        }
-    }
+    work_on(|| {
+        let due = TABLE.with_borrow_mut(|table| table.take_due(now_ms));
+        due.is_some_and(|due| do_due(ctx, due))
+    });
     close_clients(ctx);
     arm_timer(ctx, clock::now());
 }
@@ -79,35 +67,24 @@ pub(crate) fn on_wake(ctx: &Context) {
 /// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
 fn end_waits(ctx: &Context, now: Now, is_replica: bool) {
     if is_replica {
-        tell_in_parts(ctx, PLACES_A_WAKE, |table, at_most| {
-            table.forget_places(&LockError::Unblocked, at_most)
+        tell_all(ctx, |table| {
+            table.forget_places(&LockError::Unblocked, ENDS_AT_ONCE)
         });
     }
     TABLE.with_borrow_mut(|table| table.end_some_gone(WORK_A_WAKE));
-    tell_in_parts(ctx, WORK_A_WAKE, |table, at_most| {
-        table.give_up(now, at_most)
-    });
+    tell_all(ctx, |table| table.give_up(now, ENDS_AT_ONCE));
 }
 
-/// Tells of at most `at_most` ends as they are taken, and of fewer where a message takes
-/// long.
-fn tell_in_parts(
-    ctx: &Context,
-    at_most: usize,
-    take: impl Fn(&mut LockTable, usize) -> Vec<(Addressee, Answer)>,
-) {
-    let mut left = at_most;
-    while left > 0 {
-        let over = TABLE.with_borrow_mut(|table| take(table, left.min(ENDS_AT_ONCE)));
-        if over.is_empty() {
-            return;
-        }
+/// Tells of ends as they are taken.
+fn tell_all(ctx: &Context, take: impl Fn(&mut LockTable) -> Vec<(Addressee, Answer)>) {
+    work_on(|| {
+        let over = TABLE.with_borrow_mut(&take);
+        let is_any = !over.is_empty();
         for (addressee, answer) in over {
-            let is_message = addressee.is_place();
             tell(ctx, addressee, answer);
-            left = left.saturating_sub(if is_message { publish::weight() } else { 1 });
         }
-    }
+        is_any
+    });
 }
 
 fn close_clients(ctx: &Context) {
@@ -118,9 +95,9 @@ fn close_clients(ctx: &Context) {
 
 /// Does what is due to a lock, if this server may write to it. In a cluster it may not
 /// where the key's slot has moved, or is moving, to another node: only that node may
-/// grant the lock now, and the server redirects those who wait here. Returns how much
-/// work it was, or nothing where the server refuses every write.
-fn do_due(ctx: &Context, due: Due) -> Option<usize> {
+/// grant the lock now, and the server redirects those who wait here. Returns whether the
+/// server may take further writes.
+fn do_due(ctx: &Context, due: Due) -> bool {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
@@ -139,7 +116,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         if why == NotNow::NotServedHere {
             give_up_unheard(ctx, key.as_ref(), now_ms);
         }
-        return (why == NotNow::NotServedHere).then_some(1);
+        return why == NotNow::NotServedHere;
     }
     keyspace::select_db(ctx, key.as_ref().db);
     let done = panics::catch("a look at a lock", || {
@@ -150,7 +127,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         let again_ms = clock::now().ms() + config::recheck_interval_ms();
         TABLE.with_borrow_mut(|table| table.key_touched(key.as_ref(), again_ms));
     }
-    Some(done.unwrap_or(1))
+    true
 }
 
 /// Another node of the cluster serves the key now, or is about to. The server ends the
@@ -165,31 +142,16 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
     }
 }
 
-fn do_to(key: LockKey<'_>, due: Due) -> usize {
+fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock::now();
-    let is_search = matches!(due.work, Work::CheckWait(_));
-    let mut looked_further = 0;
     let done = step(key, |table, asked| {
         table.settings.reads_other_keys = true;
-        let done = table.do_due(due, stored, now, asked);
-        looked_further = if asked.reads > 0 { SEARCH_WEIGHS } else { 0 };
-        done
+        table.do_due(due, stored, now, asked)
     });
-    let work = weigh(&done.step, is_search) + looked_further;
     // There is nobody to whom an error could be told.
     let _ = carry_out(key, open, now, done);
-    work
-}
-
-/// How much of [`WORK_A_WAKE`] a step is.
-fn weigh(step: &Step, is_search: bool) -> usize {
-    let writes = step.effects.len() + step.events.len();
-    let search = if is_search { SEARCH_WEIGHS } else { 1 };
-    let messages = step.offers / OFFERS_WEIGH_ONE;
-    let passed = step.passed / PASSED_WEIGH_ONE;
-    search + step.answers.len() + messages + passed + writes / WRITES_WEIGH_ONE
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that

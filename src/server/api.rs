@@ -145,7 +145,10 @@ mod tests {
         let all = ["a", "b", "c"];
         assert_eq!(first_missing(all.map(|name| (name, true))), None);
         for one in all {
-            assert_eq!(first_missing(all.map(|name| (name, name != one))), Some(one));
+            assert_eq!(
+                first_missing(all.map(|name| (name, name != one))),
+                Some(one)
+            );
         }
     }
 

@@ -188,8 +188,7 @@ pub(crate) fn hides_expired(ctx: &Context) -> bool {
     // SAFETY: the context is alive, and the other function takes no arguments.
     unsafe {
         api!(avoid_replica_traffic)() != 0
-            || api!(get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int
-                != 0
+            || api!(get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int != 0
     }
 }
 

@@ -1,13 +1,10 @@
 //! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
-use std::cell::Cell;
-
 use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
-use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::reply::refusal_text;
 use crate::server::server_str::{self, ServerStr, StaticStr};
@@ -48,10 +45,7 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
     ];
     let channel = server_str::make(&place.channel);
     let message = server_str::make(&netstrings(parts));
-    let begun_us = clock::since_boot_us();
-    let heard = publish(ctx, &channel, ServerStr::from(&message));
-    TOOK_US.set(clock::since_boot_us().saturating_sub(begun_us));
-    heard
+    publish(ctx, &channel, ServerStr::from(&message))
 }
 
 /// Publishes a message, in a cluster a sharded one. Returns whether anybody heard it on
@@ -70,20 +64,6 @@ fn publish(ctx: &Context, channel: &RedisString, message: ServerStr<'_>) -> bool
 thread_local! {
     /// The message that Redisson's unlock script publishes.
     static UNLOCKED: StaticStr = StaticStr::new(b"0");
-
-    /// How long the last message took.
-    static TOOK_US: Cell<i64> = const { Cell::new(0) };
-}
-
-/// A message takes no longer than this where few clients have subscribed to patterns. The
-/// server compares its channel with each of them.
-const USUAL_US: i64 = 4;
-
-/// How many usual messages take as long as the last one did, at least one.
-pub(crate) fn weight() -> usize {
-    usize::try_from(TOOK_US.get() / USUAL_US)
-        .unwrap_or(0)
-        .max(1)
 }
 
 /// Whether anybody on this node of a cluster listens to this channel.

@@ -20,8 +20,7 @@ pub(super) fn follow(ctx: &Context) -> bool {
         let (id, dataver) = (raw::REDISMODULE_EVENT_EVENTLOOP, 1);
         let event_loop = raw::RedisModuleEvent { id, dataver };
         // SAFETY: the context is alive, and the callback uses no data.
-        let answer =
-            unsafe { api!(subscribe_to_server_event)(ctx.ctx, event_loop, Some(on_turn)) };
+        let answer = unsafe { api!(subscribe_to_server_event)(ctx.ctx, event_loop, Some(on_turn)) };
         FOLLOWED.set(answer == 0);
     }
     FOLLOWED.get()
