@@ -30,9 +30,8 @@ use crate::server::keyspace::{self, LockKey};
 use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
-use crate::server::stream;
+use crate::server::replicas;
 use crate::server::timer;
-use crate::server::turns;
 use redis_lock_core::cycle;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
@@ -264,8 +263,7 @@ pub(crate) fn remembers_holds() -> bool {
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
     TABLE.locks().take();
-    acks::reset();
-    turns::reset();
+    acks::begin(ctx);
     gate::reset();
     redisson::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
@@ -496,7 +494,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     open.apply(&step.effects);
     drop(open);
     if step.stream_goes_on {
-        stream::go_on(key.ctx());
+        replicas::go_on(key.ctx());
     }
     if step.freed {
         redisson::tell(key, now.steady_ms);

@@ -16,7 +16,7 @@ use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::replicas;
-use crate::server::stream;
+use crate::server::subscriptions;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
@@ -46,7 +46,7 @@ pub(super) fn are_on() -> bool {
 pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
     are_on().then(|| Acknowledgement {
         replicas: config::min_replicas(),
-        connected: stream::replicas_online(ctx),
+        connected: replicas::online(ctx),
         timeout_ms: config::replicas_timeout_ms(),
         client: None,
     })
@@ -67,15 +67,22 @@ pub(super) fn tell_later(table: &mut LockTable, client: Option<ClientId>) {
 }
 
 /// Begins anew, as a module that has just been loaded.
-pub(super) fn reset() {
-    stream::reset();
+pub(super) fn begin(ctx: &Context) {
+    replicas::forget_online();
     TO_ASK.set(false);
     MISSING.set(0);
+    follow_turns_if_on(ctx);
+}
+
+fn follow_turns_if_on(ctx: &Context) {
+    if are_on() {
+        subscriptions::follow_turns(ctx);
+    }
 }
 
 /// The server's cron runs.
 pub(super) fn on_cron(ctx: &Context) {
-    let missing = || config::min_replicas().saturating_sub(stream::replicas_online(ctx));
+    let missing = || config::min_replicas().saturating_sub(replicas::online(ctx));
     // A replica withholds nothing.
     let is_asked_for = are_on() && !keyspace::is_replica(ctx);
     MISSING.set(if is_asked_for { missing() } else { 0 });
@@ -95,6 +102,7 @@ pub(crate) fn awaits_replicas() -> bool {
 /// Another number of replicas has to acknowledge from now on: those who wait may be
 /// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
+    follow_turns_if_on(ctx);
     super::everything_touched(ctx);
 }
 
@@ -108,10 +116,10 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
     // Too few acknowledge nothing, and to look costs each turn a call.
-    if stream::replicas_online(ctx) < config::min_replicas() {
+    if replicas::online(ctx) < config::min_replicas() {
         return;
     }
-    let Some(stream) = stream::look(ctx) else {
+    let Some(stream) = replicas::look(ctx) else {
         return;
     };
     let online = stream.online.iter();

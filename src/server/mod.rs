@@ -28,7 +28,5 @@ pub(crate) mod registration;
 pub(crate) mod replicas;
 pub(crate) mod reply;
 pub(crate) mod server_str;
-pub(crate) mod stream;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
-pub(crate) mod turns;

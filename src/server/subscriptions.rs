@@ -10,6 +10,7 @@ use crate::server::hooks::hooks;
 use crate::server::keyspace::{select_db, selected_db};
 use crate::server::panics;
 use crate::server::registration;
+use crate::server::replicas;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::request::ClientId;
 
@@ -32,88 +33,82 @@ thread_local! {
     static MOVED_FROM: Cell<i32> = const { Cell::new(0) };
 }
 
+/// What the server tells of itself: databases that change places or are flushed,
+/// connections and replicas that come and go, and its cron.
+const SERVER_EVENTS: [u64; 5] = [
+    raw::REDISMODULE_EVENT_SWAPDB,
+    raw::REDISMODULE_EVENT_FLUSHDB,
+    raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+    raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+    raw::REDISMODULE_EVENT_CRON_LOOP,
+];
+
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says. The hooks are registered by then.
 pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     PUTS_BACK.set(registration::valkey_version(ctx) >= Some((8, 1)));
-    let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
-    let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
-    let flush = event(raw::REDISMODULE_EVENT_FLUSHDB);
-    let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
-    let cron = event(raw::REDISMODULE_EVENT_CRON_LOOP);
-    // SAFETY: the context is that of the load, and each callback takes the data
-    // of its event.
-    let all_taken = unsafe {
-        let to_event = api!(subscribe_to_server_event);
-        api!(subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
-            && to_event(ctx.ctx, swap, Some(on_swap)) == 0
-            && to_event(ctx.ctx, flush, Some(on_flush)) == 0
-            && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
-            && to_event(ctx.ctx, cron, Some(on_cron)) == 0
-    };
-    if all_taken {
-        Ok(())
-    } else {
-        Err("the server refuses a subscription to its events".into())
+    // SAFETY: the context is that of the load.
+    let key_events =
+        unsafe { api!(subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) };
+    match key_events == 0 && SERVER_EVENTS.iter().all(|id| follow(ctx, *id)) {
+        true => Ok(()),
+        false => Err("the server refuses a subscription to its events".into()),
     }
 }
 
-unsafe extern "C" fn on_connection(
+/// Has the hooks hear of the end of each turn of the event loop from now on, as long as
+/// anything waits for replicas. That costs each turn two calls.
+pub(crate) fn follow_turns(ctx: &Context) {
+    follow(ctx, raw::REDISMODULE_EVENT_EVENTLOOP);
+}
+
+fn follow(ctx: &Context, id: u64) -> bool {
+    let event = raw::RedisModuleEvent { id, dataver: 1 };
+    // SAFETY: the context is alive, and the callback takes the data of each event.
+    unsafe { api!(subscribe_to_server_event)(ctx.ctx, event, Some(on_server_event)) == 0 }
+}
+
+unsafe extern "C" fn on_server_event(
     ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
+    event: raw::RedisModuleEvent,
     subevent: u64,
     data: *mut c_void,
 ) {
-    if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
-        return;
-    }
-    panics::catch("the end of a connection", || {
-        // SAFETY: for this event, the data is the client's information, or
-        // nothing in a server that does not know.
-        if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            (hooks().connection_ended)(&Context::new(ctx), ClientId(client.id));
+    panics::catch("an event of the server", || {
+        let (ctx, hooks) = (&Context::new(ctx), hooks());
+        match (event.id, subevent) {
+            (raw::REDISMODULE_EVENT_EVENTLOOP, BEFORE_SLEEP) if (hooks.awaits_replicas)() => {
+                (hooks.turn_ends)(ctx);
+            }
+            (raw::REDISMODULE_EVENT_SWAPDB | raw::REDISMODULE_EVENT_FLUSHDB, _) => {
+                (hooks.everything_touched)(ctx);
+            }
+            (raw::REDISMODULE_EVENT_CLIENT_CHANGE, DISCONNECTED) => {
+                // SAFETY: for this event, the data is the client's information, or
+                // nothing in a server that does not know.
+                if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }
+                {
+                    (hooks.connection_ended)(ctx, ClientId(client.id));
+                }
+            }
+            (raw::REDISMODULE_EVENT_REPLICA_CHANGE, _) => {
+                replicas::forget_online();
+                (hooks.replicas_changed)(ctx);
+            }
+            (raw::REDISMODULE_EVENT_CRON_LOOP, _) => {
+                // SAFETY: for this event, the data is how often it comes.
+                if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() }
+                {
+                    (hooks.on_cron)(ctx, cron.hz);
+                }
+            }
+            _ => {}
         }
     });
 }
 
-unsafe extern "C" fn on_cron(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    data: *mut c_void,
-) {
-    panics::catch("the server's cron", || {
-        // SAFETY: for this event, the data is how often it comes.
-        if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
-            (hooks().on_cron)(&Context::new(ctx), cron.hz);
-        }
-    });
-}
-
-/// Databases have changed places.
-unsafe extern "C" fn on_swap(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    _data: *mut c_void,
-) {
-    panics::catch("a swap event", || {
-        (hooks().everything_touched)(&Context::new(ctx));
-    });
-}
-
-unsafe extern "C" fn on_flush(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
-        panics::catch("a flush event", || {
-            (hooks().everything_touched)(&Context::new(ctx));
-        });
-    }
-}
+const BEFORE_SLEEP: u64 = raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+const DISCONNECTED: u64 = raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED;
 
 unsafe extern "C" fn on_key_event(
     ctx: *mut raw::RedisModuleCtx,
