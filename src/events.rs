@@ -186,7 +186,7 @@ pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
 /// With a grace period, the settings should add up to what it is for.
 pub(crate) fn warn_if_grace_falls_short(ctx: &Context) {
     let max_lag_ms = replicas::demand(ctx).map(|demand| demand.max_lag_s.saturating_mul(1000));
-    let (length_ms, max_lease) = (config::grace_period_ms(), config::max_lease());
+    let (length_ms, max_lease) = (config::GRACE_PERIOD_MS.get(), config::max_lease());
     if let Some(why) = grace::shortcoming(length_ms, max_lease.ms(), max_lag_ms) {
         ctx.log_warning(why);
     }

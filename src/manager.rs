@@ -416,11 +416,11 @@ fn step_by<R>(
         settings.acks = acks;
         settings.max_lease = config::max_lease();
         settings.deadlock_detection = config::deadlock_detection();
-        settings.max_waiters = config::max_waiters();
-        settings.max_holders = config::max_holders();
-        settings.max_places = config::max_places();
-        settings.claim_timeout_ms = config::claim_timeout_ms();
-        settings.recheck_interval_ms = config::recheck_interval_ms();
+        settings.max_waiters = config::MAX_WAITERS.count();
+        settings.max_holders = config::MAX_HOLDERS.count();
+        settings.max_places = config::MAX_PLACES.count();
+        settings.claim_timeout_ms = config::CLAIM_TIMEOUT_MS.get();
+        settings.recheck_interval_ms = config::RECHECK_INTERVAL_MS.get();
         settings.log_slow_wait_ms = config::log_slow_wait_ms();
         let done = ask(table, &mut asked);
         if asked.reads > 0 {

@@ -38,16 +38,16 @@ thread_local! {
 /// Whether replies have to be acknowledged.
 #[inline]
 pub(super) fn are_on() -> bool {
-    config::min_replicas() > 0
+    config::MIN_REPLICAS.count() > 0
 }
 
 /// What has to acknowledge what is told from now on, if anything.
 #[inline]
 pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
     are_on().then(|| Acknowledgement {
-        replicas: config::min_replicas(),
+        replicas: config::MIN_REPLICAS.count(),
         connected: replicas::online(ctx),
-        timeout_ms: config::replicas_timeout_ms(),
+        timeout_ms: config::REPLICAS_TIMEOUT_MS.get(),
         client: None,
     })
 }
@@ -82,7 +82,11 @@ fn follow_turns_if_on(ctx: &Context) {
 
 /// The server's cron runs.
 pub(super) fn on_cron(ctx: &Context) {
-    let missing = || config::min_replicas().saturating_sub(replicas::online(ctx));
+    let missing = || {
+        config::MIN_REPLICAS
+            .count()
+            .saturating_sub(replicas::online(ctx))
+    };
     // A replica withholds nothing.
     let is_asked_for = are_on() && !keyspace::is_replica(ctx);
     MISSING.set(if is_asked_for { missing() } else { 0 });
@@ -116,7 +120,7 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
     // Too few acknowledge nothing, and to look costs each turn a call.
-    if replicas::online(ctx) < config::min_replicas() {
+    if replicas::online(ctx) < config::MIN_REPLICAS.count() {
         return;
     }
     let Some(stream) = replicas::look(ctx) else {
@@ -128,7 +132,7 @@ pub(crate) fn turn_ends(ctx: &Context) {
         if table.offset_known(stream.written) {
             TO_ASK.set(true);
         }
-        table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)
+        table.acknowledged(config::MIN_REPLICAS.count(), acknowledged, TOLD_A_TURN)
     });
     if ready.is_more {
         // The next turn shall not wait for anything.

@@ -124,7 +124,7 @@ fn do_due(ctx: &Context, due: Due) -> bool {
     });
     if done.is_none() {
         // The look that was due is over, and nobody has planned the next.
-        let again_ms = clock::now().ms() + config::recheck_interval_ms();
+        let again_ms = clock::now().ms() + config::RECHECK_INTERVAL_MS.get();
         TABLE.with_borrow_mut(|table| table.key_touched(key.as_ref(), again_ms));
     }
     true

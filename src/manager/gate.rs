@@ -104,7 +104,7 @@ pub(crate) fn role_changed(ctx: &Context, is_primary: bool) {
 }
 
 fn begin_grace(ctx: &Context, what: &str) {
-    let length_ms = config::grace_period_ms();
+    let length_ms = config::GRACE_PERIOD_MS.get();
     let before = GRACE.take();
     if length_ms == 0 {
         return;
@@ -125,7 +125,7 @@ pub(crate) fn grace_period_set(ctx: &Context) {
     let Some(mut grace) = GRACE.get() else {
         return;
     };
-    grace.set_length(config::grace_period_ms(), clock::since_boot_ms());
+    grace.set_length(config::GRACE_PERIOD_MS.get(), clock::since_boot_ms());
     GRACE.set(Some(grace));
     let left_ms = grace_left_ms();
     if left_ms > 0 {

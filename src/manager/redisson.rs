@@ -49,8 +49,7 @@ pub(super) fn tell(key: LockKey<'_>, now_ms: i64) {
     let (ctx, name) = (key.ctx(), key.as_ref().name);
     match config::redisson_notify() {
         RedissonNotify::No => {}
-        RedissonNotify::Publish => publish::release_to_all(ctx, name, "PUBLISH"),
-        RedissonNotify::Spublish => publish::release_to_all(ctx, name, "SPUBLISH"),
+        RedissonNotify::By(command) => publish::release_to_all(ctx, name, command),
         RedissonNotify::Auto if now_ms >= QUIET_UNTIL_MS.get() => tell_now(ctx, name, now_ms),
         RedissonNotify::Auto => {
             if note(name) >= NOTED {
