@@ -192,7 +192,6 @@ const CHANNEL_REFUSED: &str =
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };

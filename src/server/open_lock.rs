@@ -35,8 +35,6 @@ pub(crate) enum Part {
     OfAsker,
     /// The same, but not when the lease of the asker alone ends.
     OfAskerWithoutLeaseEnd,
-    /// The same, but not when that lease ends if it has a single hold.
-    OfAskerUnlessSingleHold,
 }
 
 impl<'c> OpenLock<'c> {
@@ -70,20 +68,26 @@ impl<'c> OpenLock<'c> {
         }
     }
 
-    fn field(&self, name: ServerStr<'_>) -> Option<RedisString> {
-        let mut value = ptr::null_mut::<raw::RedisModuleString>();
-        // SAFETY: the handle is open on a hash, the name and the place live through
-        // the call, and a null ends the list.
+    /// The token, and what this other field holds.
+    fn token_and(&self, other: Option<ServerStr<'_>>) -> [Option<RedisString>; 2] {
+        let [mut token, mut value] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
+        // SAFETY: the handle is open on a hash, the names and both places live
+        // through the call, and a null ends the list.
         unsafe {
             api!(hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
-                name.inner(),
+                FENCE.with(StaticStr::get).inner(),
+                &raw mut token,
+                other.map_or(ptr::null_mut(), ServerStr::inner),
                 &raw mut value,
                 ptr::null_mut::<c_void>(),
             );
         }
-        (!value.is_null()).then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
+        [token, value].map(|value| {
+            (!value.is_null())
+                .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
+        })
     }
 
     /// Reads the stored lock. Where that names the asker, it shares the asker's
@@ -121,18 +125,12 @@ impl<'c> OpenLock<'c> {
                 .and_then(|(asker, name)| self.read_fields_of(asker, name, fields)),
         };
         if let Some((owner, held)) = alone {
-            let needs_no_lease_end = match part {
-                Part::Whole | Part::OfAsker => false,
-                Part::OfAskerWithoutLeaseEnd => true,
-                Part::OfAskerUnlessSingleHold => held.is_single_hold(),
-            };
-            return match needs_no_lease_end && held.has_token() {
-                true => held.by(owner, None),
-                false => held.by(owner, self.expires_at_ms()),
-            };
+            let is_end_needed = part != Part::OfAskerWithoutLeaseEnd || !held.has_token();
+            let end_ms = is_end_needed.then(|| self.expires_at_ms()).flatten();
+            return held.by(owner, end_ms);
         }
         // Two fields or fewer are read as soon as one is looked for.
-        if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() {
+        if fields > FIELDS_OF_ONE_HOLDER && self.token_and(None)[0].is_none() {
             return Err(LockError::NotALock);
         }
         let reader = self.read_all_fields(asker, fields);
@@ -154,8 +152,8 @@ impl<'c> OpenLock<'c> {
         if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
             return None;
         }
-        let stored = self.field(FENCE.with(StaticStr::get))?;
-        FencingToken::new(parse_integer(stored.as_slice())?).ok()
+        let [stored, _] = self.token_and(None);
+        FencingToken::new(parse_integer(stored?.as_slice())?).ok()
     }
 
     /// When the key expires, in milliseconds since 1970. There must be one.
@@ -177,45 +175,12 @@ impl<'c> OpenLock<'c> {
         if fields > FIELDS_OF_ONE_HOLDER {
             return None;
         }
-        let [mut holds, mut token] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
-        // SAFETY: the handle is open on a hash, the names and both places live
-        // through the call, and a null ends the list.
-        unsafe {
-            api!(hash_get)(
-                self.handle,
-                raw::REDISMODULE_HASH_NONE as c_int,
-                name.inner(),
-                &raw mut holds,
-                FENCE.with(StaticStr::get).inner(),
-                &raw mut token,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-        let [holds, token] = [holds, token].map(|value| {
-            (!value.is_null())
-                .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
-        });
+        let [token, holds] = self.token_and(Some(name));
         if token.is_none() && fields == FIELDS_OF_ONE_HOLDER {
             return None;
         }
         let token = token.as_ref().map(RedisString::as_slice);
         Some((owner, HeldAlone::read(holds?.as_slice(), token)?))
-    }
-
-    fn has_token(&self) -> bool {
-        let mut exists: c_int = 0;
-        // SAFETY: the handle is open on a hash, the name and the flag live
-        // through the call, and a null ends the list.
-        unsafe {
-            api!(hash_get)(
-                self.handle,
-                raw::REDISMODULE_HASH_EXISTS as c_int,
-                FENCE.with(StaticStr::get).inner(),
-                &raw mut exists,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-        exists != 0
     }
 
     fn read_all_fields(&self, asker: Option<&Owner>, fields: usize) -> Reader {
@@ -299,13 +264,11 @@ impl<'c> OpenLock<'c> {
 
     fn write_fields(&mut self, args: &Args<'_>) {
         for pairs in args.all.chunks(4) {
-            match pairs {
-                [field, value] => self.set_field(field.inner(), value.inner()),
-                [field, value, field2, value2] => {
-                    self.set_two_fields([field, value, field2, value2].map(|arg| arg.inner()))
-                }
-                _ => {}
+            let mut four = [ptr::null_mut(); 4];
+            for (place, arg) in four.iter_mut().zip(pairs) {
+                *place = arg.inner();
             }
+            self.set(four);
         }
     }
 
@@ -315,33 +278,16 @@ impl<'c> OpenLock<'c> {
         args.push(&permit_field(owner.as_bytes()));
         for field in &args.all {
             // `REDISMODULE_HASH_DELETE`, which removes the field.
-            const DELETE: usize = 1;
-            self.set_field(field.inner(), ptr::without_provenance_mut(DELETE));
+            const DELETE: *mut raw::RedisModuleString = ptr::without_provenance_mut(1);
+            self.set([field.inner(), DELETE, ptr::null_mut(), ptr::null_mut()]);
         }
         self.propagate(c"HDEL", &args);
     }
 
-    fn set_field(
-        &mut self,
-        field: *mut raw::RedisModuleString,
-        value: *mut raw::RedisModuleString,
-    ) {
+    /// Sets one or two fields, given as names and values in turn.
+    fn set(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
         // SAFETY: the handle is open for writing on a hash or on no key, the
-        // strings live through the call, and a null ends the list.
-        unsafe {
-            api!(hash_set)(
-                self.handle,
-                raw::REDISMODULE_HASH_NONE as c_int,
-                field,
-                value,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-    }
-
-    /// As [`OpenLock::set_field`] twice, in one call.
-    fn set_two_fields(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
-        // SAFETY: as in `set_field`.
+        // strings live through the call, and a null in the place of a name ends the list.
         unsafe {
             api!(hash_set)(
                 self.handle,
