@@ -7,6 +7,7 @@ use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
 use crate::server::clients::{self, UserName};
+use crate::server::registration;
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
 
@@ -134,8 +135,7 @@ fn has_user(ctx: &Context) -> bool {
 /// assertion if the module were unloaded: from Redis 7.2 on it reads the rules of all users
 /// anew then, and knows the command no more.
 pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
-    // SAFETY: the function takes no arguments.
-    if unsafe { api!(get_server_version)() } < FIRST_TO_READ_RULES_ANEW {
+    if registration::server_version() < (7, 2) {
         return None;
     }
     let RedisValue::Array(users) = ctx.call("ACL", &["LIST"]).ok()? else {
@@ -153,9 +153,6 @@ pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<Str
         is_pinned.then(|| rules.split(' ').nth(1).unwrap_or_default().to_owned())
     })
 }
-
-/// Redis 7.2.
-const FIRST_TO_READ_RULES_ANEW: c_int = 0x0007_0200;
 
 impl Drop for Rights {
     fn drop(&mut self) {

@@ -42,7 +42,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use redis_module::{Context, raw};
+use redis_module::{Context, ContextFlags, raw};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -50,6 +50,7 @@ use crate::server::clients;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
 use crate::server::panics;
+use crate::server::registration;
 use crate::server::reply::{Reply, refusal};
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
@@ -82,17 +83,13 @@ thread_local! {
 
 /// Returns whether a reply to a blocked client is in its buffer as soon as it is written.
 fn replies_are_sent_early() -> bool {
-    // SAFETY: the function takes no arguments.
-    let version = unsafe { api!(get_server_version)() };
-    version < 0x0007_0200
+    registration::server_version() < (7, 2)
 }
 
 /// Returns whether the client that runs this command can be blocked. In a
 /// transaction or a script it can't.
 pub(crate) fn may_block(ctx: &Context) -> bool {
-    // SAFETY: the context is alive.
-    let flags = unsafe { api!(get_context_flags)(ctx.ctx) };
-    flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
+    !ctx.get_flags().contains(ContextFlags::DENY_BLOCKING)
 }
 
 /// Blocks the client that runs this command until [`answer`] is called for this

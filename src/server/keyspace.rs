@@ -1,10 +1,9 @@
 //! Keys, databases, and whether this server may write.
 
-use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use crc::{CRC_16_XMODEM, Crc};
-use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
+use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags};
 
 use crate::server::api::api;
 use crate::server::server_str::{self, ServerStr};
@@ -150,17 +149,11 @@ fn slot_of(name: &[u8]) -> u16 {
     const CHECKSUM: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
     const SLOTS: u16 = 16384;
     let tag = || {
-        let (_, rest) = split_at_byte(name, b'{')?;
-        let (tag, _) = split_at_byte(rest, b'}')?;
-        (!tag.is_empty()).then_some(tag)
+        let rest = name.splitn(2, |byte| *byte == b'{').nth(1)?;
+        let end = rest.iter().position(|byte| *byte == b'}')?;
+        rest.get(..end).filter(|tag| !tag.is_empty())
     };
     CHECKSUM.checksum(tag().unwrap_or(name)) % SLOTS
-}
-
-/// What stands before and behind the first such byte.
-fn split_at_byte(name: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
-    let at = name.iter().position(|one| *one == byte)?;
-    Some((name.get(..at)?, name.get(at + 1..)?))
 }
 
 /// Returns whether a command without keys can read a key of any slot. While a
@@ -177,26 +170,24 @@ pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
 /// a replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.
 pub(crate) fn must_not_write(ctx: &Context) -> bool {
-    // SAFETY: the function takes no arguments.
-    is_replica(ctx) || unsafe { api!(avoid_replica_traffic)() != 0 }
+    is_replica(ctx) || is_silence_promised()
 }
 
 /// Returns whether a key that is over may be taken for one that is not there, although it
 /// is, so that nothing may be written in its place. Only a transaction sees that which has
 /// paused writes itself, or made the server a replica.
 pub(crate) fn hides_expired(ctx: &Context) -> bool {
-    // SAFETY: the context is alive, and the other function takes no arguments.
-    unsafe {
-        api!(avoid_replica_traffic)() != 0
-            || api!(get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int != 0
-    }
+    is_silence_promised() || ctx.get_flags().contains(ContextFlags::READONLY)
+}
+
+fn is_silence_promised() -> bool {
+    // SAFETY: the function takes no arguments.
+    unsafe { api!(avoid_replica_traffic)() != 0 }
 }
 
 /// Returns whether this server is a replica.
 pub(crate) fn is_replica(ctx: &Context) -> bool {
-    // SAFETY: the context is alive.
-    let flags = unsafe { api!(get_context_flags)(ctx.ctx) };
-    flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
+    !ctx.get_flags().contains(ContextFlags::MASTER)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString, RedisValue};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
@@ -68,22 +68,9 @@ thread_local! {
 
 /// Whether anybody on this node of a cluster listens to this channel.
 pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
-    let (channel, mut length) = (server_str::make(channel), 0);
-    // SAFETY: the format announces a string of C and one of the server, which live through
-    // the call. The reply is as long as the server says, and freed once.
-    unsafe {
-        let (command, what) = (c"PUBSUB".as_ptr(), c"SHARDNUMSUB".as_ptr());
-        let reply = api!(call)(ctx.ctx, command, c"cs".as_ptr(), what, channel.inner);
-        if reply.is_null() {
-            return true;
-        }
-        // To have the server take it apart takes longer.
-        let start = api!(call_reply_proto)(reply, &raw mut length);
-        let counted = std::slice::from_raw_parts(start.cast::<u8>(), length);
-        let is_listened_to = !counted.ends_with(b":0\r\n");
-        api!(free_call_reply)(reply);
-        is_listened_to
-    }
+    let counted = ctx.call("PUBSUB", &[b"SHARDNUMSUB", channel]);
+    let is_none = |last: &RedisValue| *last == RedisValue::Integer(0);
+    !matches!(counted, Ok(RedisValue::Array(words)) if words.last().is_some_and(is_none))
 }
 
 /// Each part with its length in front of it.

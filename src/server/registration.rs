@@ -18,20 +18,21 @@ use redis_module::{CallOptionsBuilder, CallResult, Context, raw};
 
 use crate::server::api::{api, functions};
 
-/// The oldest server with all that the module needs: Redis 7.0.
-const OLDEST_SERVER: c_int = 0x0007_0000;
-
-/// Refuses a server that is too old. Valkey returns its own version, 7.2 or later.
-pub(crate) fn check_server() -> Result<(), String> {
+/// The first two numbers of the server's version. Valkey returns its own, 7.2 or later.
+pub(super) fn server_version() -> (u8, u8) {
     // SAFETY: the function takes no arguments.
-    let version = unsafe { api!(get_server_version)() };
-    if version >= OLDEST_SERVER {
-        return Ok(());
+    let [_, major, minor, _] = unsafe { api!(get_server_version)() }.to_be_bytes();
+    (major, minor)
+}
+
+/// Refuses a server that lacks what the module needs.
+pub(crate) fn check_server() -> Result<(), String> {
+    match server_version() {
+        (7.., _) => Ok(()),
+        (major, minor) => Err(format!(
+            "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}"
+        )),
     }
-    let [_, major, minor, patch] = version.to_be_bytes();
-    Err(format!(
-        "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}.{patch}"
-    ))
 }
 
 /// `VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION`, which the header of Redis lacks.
