@@ -121,33 +121,31 @@ pub(crate) fn acquire(
         check_channel(key, place.channel)?;
     }
     let may_grant = gate::check_replicas(ctx)?;
-    let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
-    let now = clock::now();
-    let wait = wait(ctx, patience, now);
-    let client = acks::client_to_tell(ctx);
-    let done = step_by(key, may_grant, |table, asked| {
-        acks::tell_later(table, client);
-        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-        table.acquire(key.as_ref(), stored, request, wait, now, asked)
-    });
-    let acquired = carry_out_or_withhold(key, open, now, done);
-    let queued = match acquired {
-        Ok(Some(Acquired::Queued(waiter))) => Some(waiter),
-        _ => None,
-    };
-    if let Some(waiter) = queued {
+    let asker = request.owner.clone();
+    let acquired = run(
+        key,
+        Some(&asker),
+        Part::Whole,
+        may_grant,
+        |table, now, stored, asked| {
+            let wait = wait(ctx, table, patience, now);
+            table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
+            table.acquire(key.as_ref(), stored, request, wait, now, asked)
+        },
+    );
+    if let Ok(Some(Acquired::Queued(waiter))) = acquired {
         block_if_patient(key, waiter, patience);
     }
     acquired
 }
 
-fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
+fn wait(ctx: &Context, table: &mut LockTable, patience: Patience<'_>, now: Now) -> Option<Wait> {
     let (until_ms, channel) = match patience {
         Patience::None => return None,
         Patience::Block(timeout) => (timeout.end_ms(now.steady_ms), None),
         Patience::Queue(place) => {
-            let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
-            (Some(now.steady_ms.saturating_add(place.ms)), Some(channel))
+            let until_ms = now.steady_ms.saturating_add(place.ms);
+            (Some(until_ms), Some(table.channel(place.channel)))
         }
     };
     Some(Wait {
@@ -189,56 +187,64 @@ const CHANNEL_REFUSED: &str =
     "this user has no permissions to access one of the channels used as arguments";
 
 /// Gives holds back; with the last one, hands the lock off.
-pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
+pub(crate) fn release(
+    key: LockKey<'_>,
+    request: &ReleaseRequest,
+) -> Result<Option<Released>, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
-    let (open, stored) = open_for_command(key, Some(&request.owner), part)?;
-    let now = clock::now();
-    let done = step(key, |table, asked| {
+    let (owner, may_grant) = (Some(&request.owner), gate::is_open(key.ctx()));
+    run(key, owner, part, may_grant, |table, now, stored, asked| {
         table.release(key.as_ref(), stored, request, now, asked)
-    });
-    carry_out(key, open, now, done)
+    })
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
 /// off. Returns whether anybody held it.
-pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
-    let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    let now = clock::now();
-    let done = step(key, |table, asked| {
-        table.break_lock(key.as_ref(), stored, token, now, asked)
-    });
-    carry_out(key, open, now, done)
+pub(crate) fn break_lock(
+    key: LockKey<'_>,
+    token: Option<FencingToken>,
+) -> Result<Option<bool>, LockError> {
+    let may_grant = gate::is_open(key.ctx());
+    run(
+        key,
+        None,
+        Part::Whole,
+        may_grant,
+        |table, now, stored, asked| table.break_lock(key.as_ref(), stored, token, now, asked),
+    )
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
-/// lock, with the token it named; nothing where the client is told later.
+/// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let (open, stored) = open_for_command(key, Some(&request.owner), Part::OfAsker)?;
-    let now = clock::now();
-    let client = acks::client_to_tell(key.ctx());
-    let done = step_by(key, may_grant, |table, asked| {
-        acks::tell_later(table, client);
-        table.renew(key.as_ref(), stored, request, now, asked)
-    });
-    carry_out_or_withhold(key, open, now, done)
+    let owner = Some(&request.owner);
+    run(
+        key,
+        owner,
+        Part::OfAsker,
+        may_grant,
+        |table, now, stored, asked| table.renew(key.as_ref(), stored, request, now, asked),
+    )
 }
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    let now = clock::now();
-    let done = step_by(key, may_grant, |table, asked| {
-        table.guard(key.as_ref(), stored, token, now, asked)
-    });
-    match carry_out(key, open, now, done)? {
-        true => Ok(()),
-        false => Err(LockError::NotHeld),
+    let is_held = run(
+        key,
+        None,
+        Part::Whole,
+        may_grant,
+        |table, now, stored, asked| table.guard(key.as_ref(), stored, token, now, asked),
+    )?;
+    match is_held {
+        Some(true) => Ok(()),
+        _ => Err(LockError::NotHeld),
     }
 }
 
@@ -358,21 +364,34 @@ fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     result
 }
 
-/// Opens and reads a lock. `asker` is the owner in question, if there
-/// is one.
+/// The road of a command. `asker` is the owner in question, if there is one. Blocks the
+/// client, and returns nothing, where what came of its request must not be told yet.
 #[inline]
-fn open_for_command<'c>(
-    key: LockKey<'c>,
+fn run<R>(
+    key: LockKey<'_>,
     asker: Option<&Owner>,
     part: Part,
-) -> Result<(OpenLock<'c>, Lock), LockError> {
+    may_grant: bool,
+    ask: impl FnOnce(&mut LockTable, Now, Lock, &mut Asked<'_>) -> Outcome<R>,
+) -> Result<Option<R>, LockError> {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), asker, part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
     if stored.is_free() && keyspace::hides_expired(key.ctx()) {
         return Err(LockError::WritesPaused);
     }
-    Ok((open, stored))
+    let now = clock::now();
+    let mut done = step(key, may_grant, |table, asked| {
+        ask(table, now, stored, asked)
+    });
+    apply(key, open, now, &mut done.step);
+    match done.step.withheld {
+        None => done.result.map(Some),
+        Some(id) => {
+            blocked::block(key, id, 0);
+            Ok(None)
+        }
+    }
 }
 
 /// Reads a lock.
@@ -393,15 +412,6 @@ fn read_lock(
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
 fn step<R>(
-    key: LockKey<'_>,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
-) -> Outcome<R> {
-    step_by(key, gate::is_open(key.ctx()), ask)
-}
-
-/// As [`step`], for a command that knows whether anything may be granted.
-#[inline]
-fn step_by<R>(
     key: LockKey<'_>,
     may_grant: bool,
     ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
@@ -458,37 +468,6 @@ impl World for Asked<'_> {
 }
 
 /// Does what is to be done.
-#[inline]
-fn carry_out<T>(
-    key: LockKey<'_>,
-    open: OpenLock<'_>,
-    now: Now,
-    mut done: Outcome<T>,
-) -> Result<T, LockError> {
-    apply(key, open, now, &mut done.step);
-    done.result
-}
-
-/// As [`carry_out`]. Blocks the client, and returns nothing, where what came of its
-/// request must not be told yet.
-#[inline]
-fn carry_out_or_withhold<T>(
-    key: LockKey<'_>,
-    open: OpenLock<'_>,
-    now: Now,
-    done: Outcome<T>,
-) -> Result<Option<T>, LockError> {
-    let withheld = done.step.withheld;
-    let result = carry_out(key, open, now, done);
-    match withheld {
-        None => result.map(Some),
-        Some(id) => {
-            blocked::block(key, id, 0);
-            Ok(None)
-        }
-    }
-}
-
 fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     open.apply(&step.effects);
     drop(open);

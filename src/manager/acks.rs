@@ -21,7 +21,6 @@ use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
-use redis_lock_core::request::ClientId;
 use redis_lock_core::table::LockTable;
 
 /// How many replies are told at the end of one turn of the event loop.
@@ -48,22 +47,8 @@ pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
         replicas: config::MIN_REPLICAS.count(),
         connected: replicas::online(ctx),
         timeout_ms: config::REPLICAS_TIMEOUT_MS.get(),
-        client: None,
+        client: blocked::may_block(ctx).then(|| clients::running(ctx)),
     })
-}
-
-/// The client that runs this command, if it can be told later.
-#[inline]
-pub(super) fn client_to_tell(ctx: &Context) -> Option<ClientId> {
-    (are_on() && blocked::may_block(ctx)).then(|| clients::running(ctx))
-}
-
-/// What comes of the next request is told to this client, once it is acknowledged.
-#[inline]
-pub(super) fn tell_later(table: &mut LockTable, client: Option<ClientId>) {
-    if let Some(acks) = &mut table.settings.acks {
-        acks.client = client;
-    }
 }
 
 /// Begins anew, as a module that has just been loaded.

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, gate, read_lock, self_fencing, step, tell};
+use super::{TABLE, apply, arm_timer, gate, read_lock, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -146,12 +146,11 @@ fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock::now();
-    let done = step(key, |table, asked| {
+    let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
         table.settings.reads_other_keys = true;
         table.do_due(due, stored, now, asked)
     });
-    // There is nobody to whom an error could be told.
-    let _ = carry_out(key, open, now, done);
+    apply(key, open, now, &mut done.step);
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that
