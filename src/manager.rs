@@ -14,6 +14,7 @@ pub(crate) mod acks;
 mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
+mod log;
 mod redisson;
 mod self_fencing;
 
@@ -32,7 +33,6 @@ use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
 use crate::server::replicas;
 use crate::server::timer;
-use redis_lock_core::cycle;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Lock, Now, Released};
@@ -40,7 +40,7 @@ use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
-use redis_lock_core::table::{Acquired, Answer, LockTable, LogLine, Outcome, Step, WaitEnd, World};
+use redis_lock_core::table::{Acquired, Answer, LockTable, Outcome, Step, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
 pub(crate) use due::on_wake;
@@ -481,7 +481,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         notifications::notify(key, event);
     }
     for line in &step.log {
-        log(key, line);
+        log::write(key, line);
     }
     arm_timer(key.ctx(), now);
     for (addressee, answer) in step.answers.drain(..) {
@@ -512,49 +512,4 @@ fn arm_timer(ctx: &Context, now: Now) {
     if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);
     }
-}
-
-fn log(key: LockKey<'_>, line: &LogLine) {
-    let (ctx, name) = (key.ctx(), key.as_ref().shown());
-    match line {
-        LogLine::DeadlockRefused(cycle) => {
-            let all = cycle::spell(cycle, |_| true);
-            ctx.log_notice(&format!("deadlock refused: {all}"));
-        }
-        LogLine::SlowWait {
-            owner,
-            client,
-            waited_ms,
-            holders,
-            others,
-        } => {
-            let mut held_by: Vec<String> = holders
-                .iter()
-                .map(|(owner, client)| {
-                    let owner = owner.as_bytes().escape_ascii();
-                    match client {
-                        Some(client) => format!("'{owner}' (client {})", describe(ctx, *client)),
-                        None => format!("'{owner}'"),
-                    }
-                })
-                .collect();
-            if *others > 0 {
-                held_by.push(format!("{others} others"));
-            }
-            ctx.log_notice(&format!(
-                "slow wait: '{}' (client {}) has waited {waited_ms} ms for '{name}' in database \
-                 {}, held by {}",
-                owner.as_bytes().escape_ascii(),
-                describe(ctx, *client),
-                key.as_ref().db,
-                held_by.join(", "),
-            ));
-        }
-    }
-}
-
-/// A client, as the log names it.
-fn describe(ctx: &Context, client: ClientId) -> String {
-    let address = clients::address(ctx, client).unwrap_or_default();
-    format!("id={} addr={address}", client.0)
 }
