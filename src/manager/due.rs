@@ -6,7 +6,7 @@ use super::{TABLE, apply, arm_timer, gate, read_lock, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::keyspace::{self, LockKey, WriteAnswer};
+use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::panics;
 use crate::server::publish;
@@ -99,16 +99,10 @@ fn close_clients(ctx: &Context) {
 /// server may take further writes.
 fn do_due(ctx: &Context, due: Due) -> bool {
     let key = due.key.clone();
-    let answer = match keyspace::in_cluster(ctx) {
-        true => ask(ctx, key.as_ref()),
-        false if !self_fencing::has_enough_replicas(ctx) => WriteAnswer::Refused,
-        // It was asked when the timer woke, and is the same for all keys.
-        false => WriteAnswer::Allowed,
-    };
-    let why = match answer {
-        WriteAnswer::Allowed => None,
-        WriteAnswer::Refused => Some(NotNow::Refused),
-        WriteAnswer::NotServedHere => Some(NotNow::NotServedHere),
+    // Elsewhere it was asked when the timer woke, and is the same for all keys.
+    let why = match keyspace::in_cluster(ctx) {
+        true => why_not(ctx, key.as_ref()),
+        false => (!self_fencing::has_enough_replicas(ctx)).then_some(NotNow::Refused),
     };
     if let Some(why) = why {
         let now_ms = clock::now().ms();
@@ -157,17 +151,18 @@ fn do_to(key: LockKey<'_>, due: Due) {
 /// are due.
 fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
     let due = TABLE.with_borrow(|table| table.next_due(now_ms));
-    due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
+    due.is_some_and(|key| why_not(ctx, key.as_ref()) == Some(NotNow::Refused))
 }
 
-fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
+/// Why nothing may be written to this key now, if nothing may.
+fn why_not(ctx: &Context, key: KeyRef<'_>) -> Option<NotNow> {
     #[cfg(feature = "planted-faults")]
     if Fault::NotFenced.planted() {
-        return WriteAnswer::Allowed;
+        return None;
     }
     if !self_fencing::has_enough_replicas(ctx) {
-        return WriteAnswer::Refused;
+        return Some(NotNow::Refused);
     }
     keyspace::select_db(ctx, key.db);
-    keyspace::with_named(ctx, key.name, |key| key.asks_for_a_write())
+    keyspace::with_named(ctx, key.name, |key| key.why_not_writable())
 }

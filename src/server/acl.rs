@@ -1,12 +1,11 @@
 //! Which keys a client may read, and to which channels it may publish.
 
 use std::ffi::c_int;
-use std::ptr::NonNull;
 
 use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
-use crate::server::clients::{self, UserName};
+use crate::server::clients;
 use crate::server::registration;
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
@@ -16,49 +15,32 @@ pub(crate) enum User {
     /// The server or a module, which may do everything.
     Unrestricted,
     /// One of the server's users.
-    Named(Rights),
+    Named(RedisString),
     /// A user that has been removed or switched off since it connected.
     Gone,
-}
-
-/// The server's record of a user's rights.
-pub(crate) struct Rights {
-    user: NonNull<raw::RedisModuleUser>,
-    name: RedisString,
 }
 
 impl User {
     /// The user that runs this command, in a script the one who called it.
     pub(crate) fn running(ctx: &Context) -> Self {
         match clients::name_of_user(ctx, clients::running(ctx)) {
-            UserName::Named(name) => return Self::named(name),
-            UserName::NotNamed => return Self::Gone,
-            UserName::None => {}
-        }
-        if !has_user(ctx) {
-            return Self::Unrestricted;
+            Some(name) => return name.map_or(Self::Gone, Self::Named),
+            None if !has_user(ctx) => return Self::Unrestricted,
+            None => {}
         }
         // SAFETY: the context is that of a running command, whose client has a user.
         let name = unsafe { api!(get_current_user_name)(ctx.ctx) };
         match name.is_null() {
             true => Self::Gone,
             // The name is ours to free.
-            false => Self::named(RedisString::from_redis_module_string(ctx.ctx, name)),
+            false => Self::Named(RedisString::from_redis_module_string(ctx.ctx, name)),
         }
     }
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
-        match clients::name_of_user(ctx, client) {
-            UserName::Named(name) => Self::named(name),
-            UserName::NotNamed | UserName::None => Self::Gone,
-        }
-    }
-
-    fn named(name: RedisString) -> Self {
-        // SAFETY: the name lives through the call.
-        let user = unsafe { api!(get_module_user_from_user_name)(name.inner) };
-        NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights { user, name }))
+        let name = clients::name_of_user(ctx, client).flatten();
+        name.map_or(Self::Gone, Self::Named)
     }
 
     /// Returns whether the user may read the key of this name.
@@ -84,10 +66,10 @@ impl User {
     /// Returns whether the user may use this database. From Valkey 9.1 on one may be kept
     /// from some.
     pub(crate) fn may_use_database(&self, ctx: &Context, db: i32) -> bool {
-        let Self::Named(rights) = self else {
+        let Self::Named(name) = self else {
             return matches!(self, Self::Unrestricted);
         };
-        let told = ctx.call("ACL", &[&b"GETUSER"[..], rights.name.as_slice()]);
+        let told = ctx.call("ACL", &[&b"GETUSER"[..], name.as_slice()]);
         let Ok(RedisValue::Array(fields)) = told else {
             return true;
         };
@@ -106,10 +88,18 @@ impl User {
     }
 
     fn may(&self, check: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> bool {
-        match self {
-            Self::Unrestricted => true,
-            Self::Named(rights) => check(rights.user.as_ptr()) == raw::REDISMODULE_OK as c_int,
-            Self::Gone => false,
+        let Self::Named(name) = self else {
+            return matches!(self, Self::Unrestricted);
+        };
+        // SAFETY: the name lives through the call. The user is ours to free.
+        unsafe {
+            let user = api!(get_module_user_from_user_name)(name.inner);
+            if user.is_null() {
+                return false;
+            }
+            let answer = check(user);
+            api!(free_module_user)(user);
+            answer == raw::REDISMODULE_OK as c_int
         }
     }
 }
@@ -152,11 +142,4 @@ pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<Str
         let is_pinned = rules.split([' ', '(', ')']).any(names_one);
         is_pinned.then(|| rules.split(' ').nth(1).unwrap_or_default().to_owned())
     })
-}
-
-impl Drop for Rights {
-    fn drop(&mut self) {
-        // SAFETY: `User::named` got the user from the server, and nobody else has it.
-        unsafe { api!(free_module_user)(self.user.as_ptr()) };
-    }
 }

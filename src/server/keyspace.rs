@@ -8,20 +8,7 @@ use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags};
 use crate::server::api::api;
 use crate::server::server_str::{self, ServerStr};
 use redis_lock_core::keys::KeyRef;
-
-/// What the server says of a command that writes to a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriteAnswer {
-    /// The command would run.
-    Allowed,
-    /// No key may be written now: too few replicas are connected
-    /// (`min-replicas-to-write`), the disk had an error (`MISCONF`), or the cluster
-    /// is down.
-    Refused,
-    /// In a cluster, the key's slot belongs to another node, or is on its way
-    /// there and the key is not here.
-    NotServedHere,
-}
+use redis_lock_core::table::NotNow;
 
 /// Part of the server's error for a key whose slot it does not serve.
 const NON_LOCAL: &str = "non local key";
@@ -78,9 +65,11 @@ impl<'c> LockKey<'c> {
         self.key
     }
 
-    /// Asks whether a command may write to this key. The server does not check what
-    /// the module writes by itself.
-    pub(crate) fn asks_for_a_write(&self) -> WriteAnswer {
+    /// Why no command may write to this key now, if none may. Of every key that is so where
+    /// too few replicas are connected (`min-replicas-to-write`), the disk had an error
+    /// (`MISCONF`), or the cluster is down. The server does not check what the module writes
+    /// by itself.
+    pub(crate) fn why_not_writable(&self) -> Option<NotNow> {
         // A write that changes nothing: `GT` sets an expiry only where it is later
         // than the present one, and 1970 never is.
         const PAST: &[u8] = b"1";
@@ -90,12 +79,10 @@ impl<'c> LockKey<'c> {
             .build();
         let args = [self.name.bytes(), PAST, b"GT".as_slice()];
         let reply: CallResult<'_> = self.ctx.call_ext("PEXPIREAT", &options, &args);
-        match reply {
-            Ok(_) => WriteAnswer::Allowed,
-            Err(error) if String::from_utf8_lossy(error.as_bytes()).contains(NON_LOCAL) => {
-                WriteAnswer::NotServedHere
-            }
-            Err(_) => WriteAnswer::Refused,
+        let error = reply.err()?;
+        match String::from_utf8_lossy(error.as_bytes()).contains(NON_LOCAL) {
+            true => Some(NotNow::NotServedHere),
+            false => Some(NotNow::Refused),
         }
     }
 
@@ -154,16 +141,6 @@ fn slot_of(name: &[u8]) -> u16 {
         rest.get(..end).filter(|tag| !tag.is_empty())
     };
     CHECKSUM.checksum(tag().unwrap_or(name)) % SLOTS
-}
-
-/// Returns whether a command without keys can read a key of any slot. While a
-/// command runs on a node of a cluster, Redis 7.2 and later look every key up in
-/// that command's slot: a command without keys has none by itself, but has that of
-/// the others in a transaction or a script.
-pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
-    let flags = ctx.get_flags();
-    !flags.contains(ContextFlags::CLUSTER)
-        || !flags.intersects(ContextFlags::MULTI | ContextFlags::LUA)
 }
 
 /// Returns whether a write outside of a client's command must wait: this server is
