@@ -25,18 +25,16 @@ use redis_lock_core::table::Totals;
 /// Who hears what happens to keys, connections and waiters. Mostly it does not matter which
 /// event it was: if somebody waits for the key, the table looks at it and sees.
 pub(crate) static HOOKS: Hooks = Hooks {
-    awake: manager::is_awake,
-    receives: manager::receives,
-    key_received: manager::key_received,
-    key_touched: manager::key_touched,
+    key_event: manager::key_event,
     everything_touched: manager::everything_touched,
     connection_ended: manager::connection_ended,
     waiter_left: manager::waiter_left,
-    awaits_replicas: acks::awaits_replicas,
     replicas_changed: acks::replicas_changed,
     turn_ends: |ctx| {
-        acks::turn_ends(ctx);
-        blocked::wake_answered();
+        if acks::awaits_replicas() {
+            acks::turn_ends(ctx);
+            blocked::wake_answered();
+        }
     },
     grant_said: manager::grant_said,
     grant_told: manager::grant_told,

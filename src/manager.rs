@@ -18,7 +18,7 @@ mod log;
 mod redisson;
 mod self_fencing;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 
 use redis_module::Context;
 
@@ -32,6 +32,8 @@ use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
 use crate::server::replicas;
+use crate::server::server_str::ServerStr;
+use crate::server::subscriptions;
 use crate::server::timer;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
@@ -248,13 +250,6 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     }
 }
 
-/// Whether it matters what happens to keys and connections.
-pub(crate) fn is_awake() -> bool {
-    let table = TABLE.locks().try_borrow();
-    // Who takes a step has it in hand.
-    table.map_or(true, |table| table.follows_keys())
-}
-
 /// Whether anybody has a place in a queue.
 pub(crate) fn has_places() -> bool {
     TABLE.with_borrow(|table| table.places() > 0)
@@ -274,19 +269,36 @@ pub(crate) fn reset(ctx: &Context) {
     RECEIVES.set(keyspace::is_replica(ctx));
 }
 
-/// Whether what happens to keys comes from another server, or from a file.
-pub(crate) fn receives() -> bool {
-    RECEIVES.get()
-}
-
 /// This server loads its data now, or it is a replica, or neither.
 pub(crate) fn set_receives(receives: bool) {
     RECEIVES.set(receives);
 }
 
+/// This happened to the key of this name. It may come where writing is not allowed, so at
+/// most the key is looked at very soon.
+pub(crate) fn key_event(ctx: &Context, event: &[u8], name: ServerStr<'_>) {
+    // Who takes a step has the table in hand.
+    let is_followed = |table: Ref<'_, LockTable>| table.follows_keys();
+    let is_followed = TABLE.locks().try_borrow().map_or(true, is_followed);
+    if !is_followed && !RECEIVES.get() {
+        return;
+    }
+    let db = subscriptions::db_of(ctx, event, name);
+    let key = KeyRef {
+        db,
+        name: name.bytes(),
+    };
+    if RECEIVES.get() && matches!(event, b"hset" | b"restore" | b"loaded") {
+        key_received(ctx, key);
+    }
+    if is_followed && event != b"loaded" {
+        key_touched(ctx, key);
+    }
+}
+
 /// A key was received, with or without a lock in it. The tokens that are given from
 /// now on are greater than its own.
-pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
+fn key_received(ctx: &Context, key: KeyRef<'_>) {
     let newest = keyspace::with_named(ctx, key.name, |key| {
         OpenLock::open_unasked(key).newest_token()
     });
@@ -296,9 +308,7 @@ pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
     }
 }
 
-/// Somebody did something to this key. It may be called where writing is not
-/// allowed, so it only sees to it that the key is looked at very soon.
-pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
+fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     if TABLE.locks().try_borrow_mut().is_err() {
         return INBOX.with_borrow_mut(|inbox| inbox.push(key.into()));
     }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use redis_module::{Context, RedisString, raw};
+use redis_module::{Context, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
@@ -11,7 +11,7 @@ use crate::server::keyspace::{select_db, selected_db};
 use crate::server::panics;
 use crate::server::registration;
 use crate::server::replicas;
-use redis_lock_core::keys::KeyRef;
+use crate::server::server_str::ServerStr;
 use redis_lock_core::request::ClientId;
 
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
@@ -77,9 +77,7 @@ unsafe extern "C" fn on_server_event(
     panics::catch("an event of the server", || {
         let (ctx, hooks) = (&Context::new(ctx), hooks());
         match (event.id, subevent) {
-            (raw::REDISMODULE_EVENT_EVENTLOOP, BEFORE_SLEEP) if (hooks.awaits_replicas)() => {
-                (hooks.turn_ends)(ctx);
-            }
+            (raw::REDISMODULE_EVENT_EVENTLOOP, BEFORE_SLEEP) => (hooks.turn_ends)(ctx),
             (raw::REDISMODULE_EVENT_SWAPDB | raw::REDISMODULE_EVENT_FLUSHDB, _) => {
                 (hooks.everything_touched)(ctx);
             }
@@ -117,34 +115,15 @@ unsafe extern "C" fn on_key_event(
     name: *mut raw::RedisModuleString,
 ) -> c_int {
     panics::catch("a key event", || {
-        let hooks = hooks();
-        let (awake, receives) = ((hooks.awake)(), (hooks.receives)());
-        if !(awake || receives) {
-            return;
-        }
         let ctx = Context::new(ctx);
-        // SAFETY: the server passes a string of C, which lives through the call.
-        let event = unsafe { CStr::from_ptr(event) }.to_bytes();
-        let key = KeyRef {
-            db: match event {
-                b"move_to" | b"copy_to" => db_with(&ctx, name),
-                _ => selected_db(&ctx),
-            },
-            name: RedisString::string_as_slice(name),
-        };
-        if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
-            (hooks.key_received)(&ctx, key);
+        // SAFETY: the server passes a string of C and one of its own, which live through
+        // the call.
+        let (event, name) = unsafe { (CStr::from_ptr(event).to_bytes(), ServerStr::new(name)) };
+        (hooks().key_event)(&ctx, event, name);
+        if PUTS_BACK.get() {
+            put_back(&ctx, event);
         }
-        if !awake || event == b"loaded" {
-            return;
-        }
-        (hooks.key_touched)(&ctx, key);
     });
-    if PUTS_BACK.get() {
-        // SAFETY: as above.
-        let event = unsafe { CStr::from_ptr(event) };
-        put_back(&Context::new(ctx), event.to_bytes());
-    }
     raw::REDISMODULE_OK as c_int
 }
 
@@ -160,14 +139,17 @@ fn put_back(ctx: &Context, event: &[u8]) {
     }
 }
 
-/// The database in which a key has just arrived. In a transaction Valkey 9.1 takes the
-/// one that the client selected for that of the event.
-fn db_with(ctx: &Context, name: *mut raw::RedisModuleString) -> i32 {
+/// The database of the key of this event. In a transaction Valkey 9.1 takes the one that
+/// the client selected for that in which a key has just arrived.
+pub(crate) fn db_of(ctx: &Context, event: &[u8], name: ServerStr<'_>) -> i32 {
+    if !matches!(event, b"move_to" | b"copy_to") {
+        return selected_db(ctx);
+    }
     let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH) as c_int;
     // SAFETY: the context and the name are those of the event, and a key that is there is
     // closed once.
     unsafe {
-        let key = api!(open_key)(ctx.ctx, name, mode);
+        let key = api!(open_key)(ctx.ctx, name.inner(), mode);
         if key.is_null() {
             return selected_db(ctx);
         }
