@@ -7,8 +7,8 @@
 //! Architecture invariant: the table is not borrowed where the server may call back:
 //! while a key is opened, read or written, a command called, a client closed, woken or
 //! told. There is one exception: while a step is taken, it may have another key read, or
-//! a message published ([`Asked`]). What the server tells of keys meanwhile waits in an
-//! inbox for the end of the step.
+//! a message published ([`Asked`]). That such a key has expired by then, the table sees by
+//! what is read.
 
 pub(crate) mod acks;
 mod due;
@@ -18,7 +18,7 @@ mod log;
 mod redisson;
 mod self_fencing;
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
@@ -36,7 +36,7 @@ use crate::server::server_str::ServerStr;
 use crate::server::subscriptions;
 use crate::server::timer;
 use redis_lock_core::error::LockError;
-use redis_lock_core::keys::{KeyBuf, KeyRef};
+use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
@@ -56,9 +56,6 @@ thread_local! {
     static LATEST_MS: Cell<i64> = const { Cell::new(0) };
 
     static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
-
-    /// Keys that were touched while a step was taken.
-    static INBOX: RefCell<Vec<KeyBuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The lock table of this process.
@@ -277,9 +274,9 @@ pub(crate) fn set_receives(receives: bool) {
 /// This happened to the key of this name. It may come where writing is not allowed, so at
 /// most the key is looked at very soon.
 pub(crate) fn key_event(ctx: &Context, event: &[u8], name: ServerStr<'_>) {
-    // Who takes a step has the table in hand.
-    let is_followed = |table: Ref<'_, LockTable>| table.follows_keys();
-    let is_followed = TABLE.locks().try_borrow().map_or(true, is_followed);
+    // Who takes a step has the table in hand, and sees what it does to the key that it reads.
+    let is_followed = TABLE.locks().try_borrow();
+    let is_followed = is_followed.is_ok_and(|table| table.follows_keys());
     if !is_followed && !RECEIVES.get() {
         return;
     }
@@ -292,7 +289,7 @@ pub(crate) fn key_event(ctx: &Context, event: &[u8], name: ServerStr<'_>) {
         key_received(ctx, key);
     }
     if is_followed && event != b"loaded" {
-        key_touched(ctx, key);
+        note(ctx, |table, now_ms| table.key_touched(key, now_ms));
     }
 }
 
@@ -306,13 +303,6 @@ fn key_received(ctx: &Context, key: KeyRef<'_>) {
         let now = clock::now();
         TABLE.with_borrow_mut(|table| table.token_received(token, now));
     }
-}
-
-fn key_touched(ctx: &Context, key: KeyRef<'_>) {
-    if TABLE.locks().try_borrow_mut().is_err() {
-        return INBOX.with_borrow_mut(|inbox| inbox.push(key.into()));
-    }
-    note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
 /// The server's cron runs, `hz` times a second.
@@ -428,7 +418,6 @@ fn step<R>(
 ) -> Outcome<R> {
     // Before the table is borrowed, because it may ask the server.
     let acks = acks::needed(key.ctx());
-    let mut asked = Asked { key, reads: 0 };
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
         settings.may_grant = may_grant;
@@ -441,36 +430,24 @@ fn step<R>(
         settings.claim_timeout_ms = config::CLAIM_TIMEOUT_MS.get();
         settings.recheck_interval_ms = config::RECHECK_INTERVAL_MS.get();
         settings.log_slow_wait_ms = config::log_slow_wait_ms();
-        let done = ask(table, &mut asked);
-        if asked.reads > 0 {
-            let now_ms = clock::now().ms();
-            for key in INBOX.take() {
-                table.key_touched(key.as_ref(), now_ms);
-            }
-        }
-        done
+        ask(table, &mut Asked(key))
     })
 }
 
-/// What a step asks of the server while it is taken.
-struct Asked<'c> {
-    key: LockKey<'c>,
-    /// How many other keys were read.
-    reads: usize,
-}
+/// What a step for this key asks of the server while it is taken.
+struct Asked<'c>(LockKey<'c>);
 
 impl World for Asked<'_> {
     fn asker(&self) -> Option<ClientId> {
-        Some(clients::running(self.key.ctx()))
+        Some(clients::running(self.0.ctx()))
     }
 
     fn say(&mut self, place: &Place, token: FencingToken) -> bool {
-        publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token))
+        publish::end_of_place(self.0.ctx(), place, &Answer::Granted(token))
     }
 
     fn read(&mut self, other: KeyRef<'_>) -> Lock {
-        self.reads += 1;
-        self.key.with_other(other, |key| {
+        self.0.with_other(other, |key| {
             // What is no lock is held by nobody.
             OpenLock::open_to_read(key).read(None).unwrap_or_default()
         })

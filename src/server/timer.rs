@@ -25,9 +25,10 @@ thread_local! {
     static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
 }
 
-/// A timer that is late by more than this was kept by a clock that was set forward: the
-/// server sleeps by one that nobody sets.
-const LATE_MS: i64 = 50;
+/// What is further ahead than this has no timer yet: whoever asked for it asks again when
+/// the server's cron runs, once a second at least. The server unloads no module that has a
+/// timer, and one that it counts down does not follow a clock that is set forward.
+const AHEAD_MS: i64 = 1500;
 
 /// Has `on_wake` called at `at_ms`, or earlier if that was asked for before. Both
 /// times are in milliseconds since 1970. Each call is for one wake-up.
@@ -35,14 +36,11 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     // What is overdue is due now. An older time would keep later ones away
     // if the clock were set back before the server's timer fires.
     let at_ms = at_ms.max(now_ms);
-    if let Some(armed) = ARMED.get()
-        && armed.at_ms <= at_ms
-        && now_ms - armed.at_ms <= LATE_MS
-    {
+    let wait_ms = at_ms.saturating_sub(now_ms);
+    if wait_ms > AHEAD_MS || ARMED.get().is_some_and(|armed| armed.at_ms <= at_ms) {
         return;
     }
     stop(ctx);
-    let wait_ms = at_ms.saturating_sub(now_ms);
     // SAFETY: the context is alive, and `on_timer` needs no data.
     let id = unsafe { api!(create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
     ARMED.set(Some(Armed { at_ms, id }));

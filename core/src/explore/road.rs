@@ -21,8 +21,6 @@ use crate::token::FencingToken;
 struct Asked<'a> {
     world: &'a mut World,
     seen: &'a mut Seen,
-    /// Keys that expired when they were read. The table hears of them after its step.
-    touched: Vec<usize>,
     broken: Option<Broken>,
 }
 
@@ -43,9 +41,6 @@ impl table::World for Asked<'_> {
         let world = &mut *self.world;
         let at = world.cast.keys.iter().position(|one| one.as_ref() == key);
         let at = at.expect("a key of the cast");
-        if world.data.is_expired(at, world.now_ms) {
-            self.touched.push(at);
-        }
         // A look does not count as one that ends what is over.
         world.notice_expiry(at);
         let changed = world.changed[at];
@@ -94,17 +89,11 @@ impl World {
         let mut asked = Asked {
             world: self,
             seen,
-            touched: Vec::new(),
             broken: None,
         };
         let done = step(&mut table, now, &mut asked);
-        let Asked {
-            touched, broken, ..
-        } = asked;
+        let broken = asked.broken;
         self.table = table;
-        for key in touched {
-            self.touch(key);
-        }
         broken.map_or(Ok(done), Err)
     }
 
