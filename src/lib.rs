@@ -48,7 +48,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, redis_module};
 
-use crate::server::{acl, api, hooks, registration, subscriptions, timer};
+use crate::server::{acl, api, hooks, registration, subscriptions};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -97,7 +97,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 }
 
 /// Refuses to be unloaded while holds are remembered, or where that would crash the server.
-/// That clients wait, the server itself sees, and refuses too.
+/// That clients wait, or a timer, the server itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
     if manager::has_places() {
         ctx.log_warning("the module is not unloaded: there are places in queues");
@@ -114,7 +114,6 @@ fn deinit(ctx: &Context) -> Status {
         ));
         return Status::Err;
     }
-    timer::stop(ctx);
     Status::Ok
 }
 

@@ -49,8 +49,7 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     }
 }
 
-/// Has nothing called any more, before the module is unloaded.
-pub(crate) fn stop(ctx: &Context) {
+fn stop(ctx: &Context) {
     if let Some(Armed { id, .. }) = ARMED.take() {
         // SAFETY: the id is of a timer that has not fired, because `ARMED` is cleared first
         // when it does. The timer has no data to free.
