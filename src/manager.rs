@@ -39,7 +39,7 @@ use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, WaiterId};
-use redis_lock_core::request::{ClientId, Owner, ReleaseRequest, RenewRequest};
+use redis_lock_core::request::{ClientId, ReleaseRequest, RenewRequest};
 use redis_lock_core::table::{Answer, LockTable, Outcome, Step, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
@@ -88,13 +88,15 @@ pub(crate) fn release(
 ) -> Result<Option<Released>, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true => Part::OfAsker,
-        false => Part::OfAskerWithoutLeaseEnd,
+        true => Part::Of(&request.owner),
+        false => Part::WithoutLeaseEnd(&request.owner),
     };
-    let (owner, may_grant) = (Some(&request.owner), gate::is_open(key.ctx()));
-    run(key, owner, part, may_grant, |table, now, stored, asked| {
-        table.release(key.as_ref(), stored, request, now, asked)
-    })
+    run(
+        key,
+        part,
+        gate::is_open(key.ctx()),
+        |table, now, stored, asked| table.release(key.as_ref(), stored, request, now, asked),
+    )
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -103,40 +105,29 @@ pub(crate) fn break_lock(
     key: LockKey<'_>,
     token: Option<FencingToken>,
 ) -> Result<Option<bool>, LockError> {
-    let may_grant = gate::is_open(key.ctx());
-    run(
-        key,
-        None,
-        Part::Whole,
-        may_grant,
-        |table, now, stored, asked| table.break_lock(key.as_ref(), stored, token, now, asked),
-    )
+    let (part, may_grant) = (Part::Whole(None), gate::is_open(key.ctx()));
+    run(key, part, may_grant, |table, now, stored, asked| {
+        table.break_lock(key.as_ref(), stored, token, now, asked)
+    })
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
 /// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let owner = Some(&request.owner);
-    run(
-        key,
-        owner,
-        Part::OfAsker,
-        may_grant,
-        |table, now, stored, asked| table.renew(key.as_ref(), stored, request, now, asked),
-    )
+    let part = Part::Of(&request.owner);
+    run(key, part, may_grant, |table, now, stored, asked| {
+        table.renew(key.as_ref(), stored, request, now, asked)
+    })
 }
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let is_held = run(
-        key,
-        None,
-        Part::Whole,
-        may_grant,
-        |table, now, stored, asked| table.guard(key.as_ref(), stored, token, now, asked),
-    )?;
+    let part = Part::Whole(None);
+    let is_held = run(key, part, may_grant, |table, now, stored, asked| {
+        table.guard(key.as_ref(), stored, token, now, asked)
+    })?;
     match is_held {
         Some(true) => Ok(()),
         _ => Err(LockError::NotHeld),
@@ -260,18 +251,16 @@ fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     result
 }
 
-/// The road of a command. `asker` is the owner in question, if there is one. Blocks the
-/// client, and returns nothing, where what came of its request must not be told yet.
+/// The road of a command. Blocks the client, and returns nothing, where what came of its request must not be told yet.
 #[inline]
 fn run<R>(
     key: LockKey<'_>,
-    asker: Option<&Owner>,
-    part: Part,
+    part: Part<'_>,
     may_grant: bool,
     ask: impl FnOnce(&mut LockTable, Now, Lock, &mut Asked<'_>) -> Outcome<R>,
 ) -> Result<Option<R>, LockError> {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), asker, part)
+    let stored = read_lock(&open, key.as_ref(), part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
     if stored.is_free() && keyspace::hides_expired(key.ctx()) {
         return Err(LockError::WritesPaused);
@@ -292,17 +281,12 @@ fn run<R>(
 
 /// Reads a lock.
 #[inline]
-fn read_lock(
-    open: &OpenLock<'_>,
-    key: KeyRef<'_>,
-    asker: Option<&Owner>,
-    part: Part,
-) -> Result<Lock, LockError> {
+fn read_lock(open: &OpenLock<'_>, key: KeyRef<'_>, part: Part<'_>) -> Result<Lock, LockError> {
     let likely = match part {
-        Part::Whole => TABLE.with_borrow(|table| table.sole_holder(key)),
+        Part::Whole(_) => TABLE.with_borrow(|table| table.sole_holder(key)),
         _ => None,
     };
-    open.read_part(asker, likely.as_ref(), part)
+    open.read(part, likely.as_ref())
 }
 
 /// Asks the table what is to be done, by the settings as they are now.
@@ -345,7 +329,8 @@ impl World for Asked<'_> {
     fn read(&mut self, other: KeyRef<'_>) -> Lock {
         self.0.with_other(other, |key| {
             // What is no lock is held by nobody.
-            OpenLock::open_to_read(key).read(None).unwrap_or_default()
+            let open = OpenLock::open_to_read(key);
+            open.read(Part::Whole(None), None).unwrap_or_default()
         })
     }
 }

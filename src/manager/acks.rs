@@ -141,7 +141,7 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
     keyspace::select_db(ctx, key.db);
     let stored = keyspace::with_named(ctx, key.name, |named| {
         let open = OpenLock::open_to_read(named);
-        read_lock(&open, key, owner.as_ref(), Part::Whole)
+        read_lock(&open, key, Part::Whole(owner.as_ref()))
     });
     let now = clock::now();
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));

@@ -53,17 +53,12 @@ pub(crate) fn acquire(
     }
     let may_grant = gate::check_replicas(ctx)?;
     let asker = request.owner.clone();
-    let acquired = run(
-        key,
-        Some(&asker),
-        Part::Whole,
-        may_grant,
-        |table, now, stored, asked| {
-            let wait = wait(ctx, table, patience, now);
-            table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-            table.acquire(key.as_ref(), stored, request, wait, now, asked)
-        },
-    );
+    let part = Part::Whole(Some(&asker));
+    let acquired = run(key, part, may_grant, |table, now, stored, asked| {
+        let wait = wait(ctx, table, patience, now);
+        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
+        table.acquire(key.as_ref(), stored, request, wait, now, asked)
+    });
     if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
         // The core ends the wait where it must not end that for replicas.
         let timeout_ms = match acks::are_on() {

@@ -138,7 +138,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
 
 fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
+    let stored = read_lock(&open, key.as_ref(), Part::Whole(due.owner()));
     let now = clock::now();
     let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
         table.settings.reads_other_keys = true;

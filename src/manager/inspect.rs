@@ -16,7 +16,7 @@ use redis_lock_core::table::{ContendedView, LockView, Totals};
 /// Shows a lock.
 pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let open = OpenLock::open_to_read(key);
-    let stored = read_lock(&open, key.as_ref(), None, Part::Whole)?;
+    let stored = read_lock(&open, key.as_ref(), Part::Whole(None))?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
         table.end_gone_on(key.as_ref(), &stored);

@@ -26,15 +26,15 @@ pub(crate) struct OpenLock<'c> {
     _main_thread_only: PhantomData<*const ()>,
 }
 
-/// How much of a lock has to be known.
+/// How much of a lock has to be known. Where the lock names this owner, it shares the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Part<'o> {
     /// All of it, whoever holds it.
-    Whole,
-    /// All of it. Most likely the asker alone holds it.
-    OfAsker,
-    /// The same, but not when the lease of the asker alone ends.
-    OfAskerWithoutLeaseEnd,
+    Whole(Option<&'o Owner>),
+    /// All of it. Most likely this owner alone holds it, whom the command names.
+    Of(&'o Owner),
+    /// The same, but not when the lease of that owner alone ends.
+    WithoutLeaseEnd(&'o Owner),
 }
 
 impl<'c> OpenLock<'c> {
@@ -90,42 +90,34 @@ impl<'c> OpenLock<'c> {
         })
     }
 
-    /// Reads the stored lock. Where that names the asker, it shares the asker's
-    /// name. Fails if the key holds something else than a lock.
-    pub(crate) fn read(&self, asker: Option<&Owner>) -> Result<Lock, LockError> {
-        self.read_part(asker, None, Part::Whole)
+    /// The type of what is here.
+    fn kind(&self) -> isize {
+        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
+        unsafe { api!(key_type)(self.handle) as isize }
     }
 
-    /// As [`OpenLock::read`], but when the lease ends need not be known where the
-    /// asker alone holds the lock. `likely` is who most likely holds it alone, where it is
-    /// read as a whole.
-    pub(crate) fn read_part(
-        &self,
-        asker: Option<&Owner>,
-        likely: Option<&Owner>,
-        part: Part,
-    ) -> Result<Lock, LockError> {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { api!(key_type)(self.handle) };
-        if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            return Ok(Lock::default());
-        }
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
-            return Err(LockError::WrongType);
+    /// Reads the stored lock. Fails if the key holds something else than a lock. `likely`
+    /// is who most likely holds it alone, where it is read as a whole.
+    pub(crate) fn read(&self, part: Part<'_>, likely: Option<&Owner>) -> Result<Lock, LockError> {
+        match self.kind() {
+            raw::REDISMODULE_KEYTYPE_EMPTY => return Ok(Lock::default()),
+            raw::REDISMODULE_KEYTYPE_HASH => {}
+            _ => return Err(LockError::WrongType),
         }
         // SAFETY: `handle` is open on a key that exists.
         let fields = unsafe { api!(value_length)(self.handle) };
         let alone = match part {
-            Part::Whole => likely.and_then(|owner| {
+            Part::Whole(_) => likely.and_then(|owner| {
                 let name = server_str::make(owner.as_bytes());
                 self.read_fields_of(owner, ServerStr::from(&name), fields)
             }),
-            _ => asker
-                .zip(self.key.owner())
-                .and_then(|(asker, name)| self.read_fields_of(asker, name, fields)),
+            Part::Of(owner) | Part::WithoutLeaseEnd(owner) => {
+                let name = self.key.owner();
+                name.and_then(|name| self.read_fields_of(owner, name, fields))
+            }
         };
         if let Some((owner, held)) = alone {
-            let is_end_needed = part != Part::OfAskerWithoutLeaseEnd || !held.has_token();
+            let is_end_needed = !matches!(part, Part::WithoutLeaseEnd(_)) || !held.has_token();
             let end_ms = is_end_needed.then(|| self.expires_at_ms()).flatten();
             return held.by(owner, end_ms);
         }
@@ -133,23 +125,25 @@ impl<'c> OpenLock<'c> {
         if fields > FIELDS_OF_ONE_HOLDER && self.token_and(None)[0].is_none() {
             return Err(LockError::NotALock);
         }
+        let asker = match part {
+            Part::Whole(asker) => asker,
+            Part::Of(asker) | Part::WithoutLeaseEnd(asker) => Some(asker),
+        };
         let reader = self.read_all_fields(asker, fields);
         reader.finish(self.expires_at_ms())
     }
 
     /// Whether there is anything here but a string.
     pub(super) fn is_other_than_a_string(&self) -> bool {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { api!(key_type)(self.handle) };
-        kind != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
-            && kind != raw::REDISMODULE_KEYTYPE_STRING as c_int
+        !matches!(
+            self.kind(),
+            raw::REDISMODULE_KEYTYPE_EMPTY | raw::REDISMODULE_KEYTYPE_STRING
+        )
     }
 
     /// The newest token of what may be a lock, if it is one that can be read.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { api!(key_type)(self.handle) };
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
+        if self.kind() != raw::REDISMODULE_KEYTYPE_HASH {
             return None;
         }
         let [stored, _] = self.token_and(None);
@@ -336,12 +330,9 @@ impl<'c> OpenLock<'c> {
 
     /// Writes the whole lock, with a single command for replicas and AOF.
     fn replace(&mut self, owner: &Owner, token: FencingToken, end_ms: i64) {
-        // SAFETY: the handle is open for writing, and stays open on no key where its key
-        // is deleted.
-        unsafe {
-            if api!(key_type)(self.handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-                api!(unlink_key)(self.handle);
-            }
+        if self.kind() != raw::REDISMODULE_KEYTYPE_EMPTY {
+            // SAFETY: the handle is open for writing, and stays open on no key.
+            unsafe { api!(unlink_key)(self.handle) };
         }
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
@@ -410,15 +401,12 @@ impl<'c> Args<'c> {
         }
     }
 
-    fn push(&mut self, bytes: &[u8]) {
-        self.push_made(server_str::make(bytes));
-    }
-
     fn push_number(&mut self, number: i64) {
-        self.push_made(server_str::make_number(number));
+        self.push(itoa::Buffer::new().format(number).as_bytes());
     }
 
-    fn push_made(&mut self, string: RedisString) {
+    fn push(&mut self, bytes: &[u8]) {
+        let string = server_str::make(bytes);
         // SAFETY: `made` owns the string as long as `self` lives, and nobody gets
         // a copy of `all` that outlives `self`.
         self.all.push(unsafe { ServerStr::new(string.inner) });

@@ -60,11 +60,6 @@ pub(super) fn make(bytes: &[u8]) -> RedisString {
     RedisString::create_from_slice(ptr::null_mut(), bytes)
 }
 
-/// Makes a string of this number, in decimal.
-pub(super) fn make_number(number: i64) -> RedisString {
-    make(itoa::Buffer::new().format(number).as_bytes())
-}
-
 /// A string that is made once and lasts as long as the server.
 pub(super) struct StaticStr(ManuallyDrop<RedisString>);
 
