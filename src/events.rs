@@ -73,18 +73,10 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let mut fields = inspect::totals(info_fields);
-    fields.extend([
-        ("grace_ms".to_owned(), unsigned(gate::grace_left_ms())),
-        (
-            "replicas_missing".to_owned(),
-            unsigned(acks::replicas_missing()),
-        ),
-    ]);
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     section = section.field("version", env!("CARGO_PKG_VERSION"))?;
-    for (name, number) in fields {
+    for (name, number) in inspect::totals(info_fields) {
         section = section.field(&name, number.to_string())?;
     }
     section.build_section()?.build_info()?;
@@ -124,6 +116,8 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("deadlocks_refused", metrics.deadlocks_refused),
         ("tokens_refused", metrics.tokens_refused),
         ("queues_full", metrics.queues_full),
+        ("grace_ms", unsigned(gate::grace_left_ms())),
+        ("replicas_missing", unsigned(acks::replicas_missing())),
     ]
     .map(|(name, number)| (name.to_owned(), number))
     .into();

@@ -99,22 +99,21 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 /// Refuses to be unloaded while holds are remembered, or where that would crash the server.
 /// That clients wait, or a timer, the server itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
-    if manager::has_places() {
-        ctx.log_warning("the module is not unloaded: there are places in queues");
-        return Status::Err;
-    }
-    if manager::remembers_holds() {
-        ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");
-        return Status::Err;
-    }
-    if let Some(user) = acl::user_that_pins_commands(ctx, "lock.") {
-        ctx.log_warning(&format!(
-            "the module is not unloaded: the rights of user '{user}' name a command of it, and \
-             without that this server would crash; allow +@lock instead, or delete the user"
-        ));
-        return Status::Err;
-    }
-    Status::Ok
+    let why = if manager::has_places() {
+        Some("there are places in queues".to_owned())
+    } else if manager::remembers_holds() {
+        Some("sessions hold locks, or have just ended".to_owned())
+    } else {
+        acl::user_that_pins_commands(ctx, "lock.").map(|user| {
+            format!(
+                "the rights of user '{user}' name a command of it, and without that this server \
+                 would crash; allow +@lock instead, or delete the user"
+            )
+        })
+    };
+    let Some(why) = why else { return Status::Ok };
+    ctx.log_warning(&format!("the module is not unloaded: {why}"));
+    Status::Err
 }
 
 /// What `MODULE LIST` shows: 10000 for each major version, 100 for each minor one, and 1 for

@@ -28,7 +28,6 @@ use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
-use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
 use crate::server::replicas;
@@ -214,8 +213,7 @@ pub(crate) fn everything_touched(ctx: &Context) {
 /// can't serve, also where no look is planned.
 pub(crate) fn role_changed(ctx: &Context) {
     everything_touched(ctx);
-    let now_ms = clock::now().ms();
-    timer::wake_by(ctx, now_ms, now_ms);
+    timer::wake_now(ctx);
 }
 
 /// A connection has ended, and with it all holds that were bound to it. Nothing may
@@ -346,7 +344,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         redisson::tell(key, now.steady_ms);
     }
     for &event in &step.events {
-        notifications::notify(key, event);
+        publish::event(key, event);
     }
     for line in &step.log {
         log::write(key, line);

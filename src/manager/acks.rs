@@ -121,8 +121,7 @@ pub(crate) fn turn_ends(ctx: &Context) {
     });
     if ready.is_more {
         // The next turn shall not wait for anything.
-        let now_ms = clock::now().ms();
-        timer::wake_by(ctx, now_ms, now_ms);
+        timer::wake_now(ctx);
     }
     for (id, key) in ready.replies {
         tell(ctx, id, &key);

@@ -127,8 +127,7 @@ impl State {
         self.counted = Some((now_ms, is_enough));
         STATE.set(Some(self));
         if self.is_to_ask(now_ms) {
-            let wall_ms = clock::now().ms();
-            timer::wake_by(ctx, wall_ms, wall_ms);
+            timer::wake_now(ctx);
         }
         is_enough
     }

@@ -6,8 +6,6 @@
 //! ACL categories, which Redis has only since 7.4: without them the commands have no
 //! category of their own.
 
-use std::process::abort;
-
 /// Declares the functions under names of our own. What each does and demands of its caller
 /// stands in the server's `module.c`.
 macro_rules! functions {
@@ -36,7 +34,7 @@ macro_rules! api {
     ($name:ident) => {
         match $crate::server::api::functions::$name {
             Some(function) => function,
-            None => $crate::server::api::not_loaded(),
+            None => std::process::abort(),
         }
     };
 }
@@ -104,12 +102,6 @@ functions! {
         add_acl_category = RedisModule_AddACLCategory,
         set_command_acl_categories = RedisModule_SetCommandACLCategories,
     }
-}
-
-/// The module can't go on without a server.
-#[cold]
-pub(super) fn not_loaded() -> ! {
-    abort()
 }
 
 /// Fails, with the name, where the server lacks a function that is needed.

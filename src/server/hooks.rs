@@ -69,14 +69,6 @@ pub(crate) fn register(hooks: &'static Hooks) {
 /// The registered hooks.
 #[inline]
 pub(super) fn hooks() -> &'static Hooks {
-    match HOOKS.get() {
-        Some(hooks) => hooks,
-        None => not_registered(),
-    }
-}
-
-/// Without hooks no callback is registered either.
-#[cold]
-fn not_registered() -> ! {
-    abort()
+    // Without hooks no callback is registered either.
+    HOOKS.get().unwrap_or_else(|| abort())
 }

@@ -20,7 +20,6 @@ pub(crate) mod command;
 mod dump;
 pub(crate) mod hooks;
 pub(crate) mod keyspace;
-pub(crate) mod notifications;
 pub(crate) mod open_lock;
 pub(crate) mod panics;
 pub(crate) mod publish;

@@ -1,15 +1,20 @@
-//! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
+//! Messages: to whom a place in a queue belongs, to Redisson's waiters, and to those who
+//! subscribe to what happens to keys.
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString, RedisValue};
+use std::ffi::CStr;
+
+use redis_module::{
+    CallOptionsBuilder, CallReply, CallResult, Context, RedisString, RedisValue, raw,
+};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
-use crate::server::keyspace;
+use crate::server::keyspace::{self, LockKey};
 use crate::server::reply::refusal_text;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::queue::Place;
-use redis_lock_core::table::Answer;
+use redis_lock_core::table::{Answer, LockEvent};
 
 /// Publishes what has become of a place: five netstrings, the number of the database, the
 /// key, the owner, the result, and how long the first lease of a grant is. Returns whether
@@ -71,6 +76,20 @@ pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
     let counted = ctx.call("PUBSUB", &[b"SHARDNUMSUB", channel]);
     let is_none = |last: &RedisValue| *last == RedisValue::Integer(0);
     !matches!(counted, Ok(RedisValue::Array(words)) if words.last().is_some_and(is_none))
+}
+
+/// Notifies those who have subscribed to this event, of the module class: `d` in
+/// `notify-keyspace-events`.
+pub(crate) fn event(key: LockKey<'_>, event: LockEvent) {
+    let name: &'static CStr = match event {
+        LockEvent::Acquired => c"lock.acquire",
+        LockEvent::Released => c"lock.release",
+        LockEvent::Expired => c"lock.expire",
+        LockEvent::Broken => c"lock.break",
+    };
+    let (ctx, class) = (key.ctx().ctx, raw::REDISMODULE_NOTIFY_MODULE);
+    // SAFETY: the context and the key's name are alive, the event's name lasts.
+    unsafe { api!(notify_keyspace_event)(ctx, class, name.as_ptr(), key.name().inner()) };
 }
 
 /// Each part with its length in front of it.

@@ -62,16 +62,15 @@ pub(super) fn valkey_version(ctx: &Context) -> Option<(u32, u32)> {
 }
 
 /// The server's own commands that the module needs: those that replicas and the AOF get,
-/// of which `PING` changes nothing, `CLIENT`, which shows the connections that are about
-/// to end, `CONFIG`, which shows what the server demands of its replicas, `INFO`, which
-/// shows them, `REPLCONF`, which asks them, and `PUBSUB`, which shows who listens.
-const COMMANDS: [&str; 11] = [
+/// of which `PING` changes nothing, `CONFIG`, which shows what the server demands of its
+/// replicas, `INFO`, which shows them, `REPLCONF`, which asks them, and `PUBSUB`, which
+/// shows who listens.
+const COMMANDS: [&str; 10] = [
     "RESTORE",
     "HSET",
     "HDEL",
     "PEXPIREAT",
     "DEL",
-    "CLIENT",
     "CONFIG",
     "INFO",
     "PING",

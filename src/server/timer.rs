@@ -12,7 +12,7 @@ use redis_module::{Context, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
-use crate::server::{blocked, panics};
+use crate::server::{blocked, clock, panics};
 
 #[derive(Clone, Copy)]
 struct Armed {
@@ -47,6 +47,11 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     if wait_ms == 0 {
         wake_event_loop();
     }
+}
+
+/// As [`wake_by`], as soon as the server comes to it.
+pub(crate) fn wake_now(ctx: &Context) {
+    wake_by(ctx, i64::MIN, clock::now().ms());
 }
 
 fn stop(ctx: &Context) {
