@@ -74,8 +74,10 @@ const COUNT: RangeInclusive<i64> = 1..=1_000_000_000;
 
 static DEFAULT_LEASE_MS: Setting = Setting::number("default-lease", 30_000, MS);
 static MAX_LEASE_MS: Setting = Setting::number("max-lease", LEASE_MS_MAX, MS);
-static LOG_SLOW_WAIT_MS: Setting = Setting::number("log-slow-wait", 0, MS_OR_OFF);
-static DEADLOCK_DETECTION: Setting =
+/// After how many milliseconds a wait is logged. 0 if no wait is.
+pub(crate) static LOG_SLOW_WAIT_MS: Setting = Setting::number("log-slow-wait", 0, MS_OR_OFF);
+/// Whether a wait that closes a cycle of owners is refused: 1, or 0.
+pub(crate) static DEADLOCK_DETECTION: Setting =
     Setting::new("deadlock-detection", 1, Values::Words(&["no", "yes"]));
 static REDISSON_NOTIFY: Setting = Setting::new(
     "redisson-notify",
@@ -128,16 +130,6 @@ pub(crate) fn default_lease() -> Lease {
 /// The longest lease that a command may name.
 pub(crate) fn max_lease() -> Lease {
     MAX_LEASE_MS.lease()
-}
-
-/// After how many milliseconds a wait is logged. None if no wait is.
-pub(crate) fn log_slow_wait_ms() -> Option<i64> {
-    Some(LOG_SLOW_WAIT_MS.get()).filter(|&ms| ms > 0)
-}
-
-/// Returns whether a wait that closes a cycle of owners is refused.
-pub(crate) fn deadlock_detection() -> bool {
-    DEADLOCK_DETECTION.get() != 0
 }
 
 /// How Redisson's waiters hear of a lock that came free.

@@ -301,13 +301,13 @@ fn step<R>(
         settings.may_grant = may_grant;
         settings.acks = acks;
         settings.max_lease = config::max_lease();
-        settings.deadlock_detection = config::deadlock_detection();
+        settings.deadlock_detection = config::DEADLOCK_DETECTION.get() != 0;
         settings.max_waiters = config::MAX_WAITERS.count();
         settings.max_holders = config::MAX_HOLDERS.count();
         settings.max_places = config::MAX_PLACES.count();
         settings.claim_timeout_ms = config::CLAIM_TIMEOUT_MS.get();
         settings.recheck_interval_ms = config::RECHECK_INTERVAL_MS.get();
-        settings.log_slow_wait_ms = config::log_slow_wait_ms();
+        settings.log_slow_wait_ms = Some(config::LOG_SLOW_WAIT_MS.get()).filter(|ms| *ms > 0);
         ask(table, &mut Asked(key))
     })
 }

@@ -15,8 +15,11 @@ use redis_module::Context;
 use crate::server::command;
 use crate::server::registration::add_acl_category;
 
-/// What adds each command of the module to the server, or says why the server refuses it.
-const COMMANDS: [fn(&Context) -> Result<(), String>; 7] = [
+/// What adds a command to the server, or says why the server refuses it.
+type Register = fn(&Context) -> Result<(), String>;
+
+/// Every command of the module.
+const COMMANDS: [Register; 7] = [
     command::register::<acquire::Acquire>,
     command::register::<release::Release>,
     command::register::<renew::Renew>,
