@@ -25,7 +25,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
 }
 
 /// Shows at most `count` of the database's locks that somebody waits for and that the
-/// user may read, longest wait first, each with who held it when it was looked at last.
+/// user may read, longest wait first, each with who holds it.
 pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<Owner>)> {
     let (now, db) = (clock::now(), keyspace::selected_db(ctx));
     let user = User::running(ctx);
@@ -34,12 +34,19 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
         let locks = table.contended(db, now).filter(may_read);
         locks.take(count).collect()
     });
+    let any_slot = keyspace::any_slot_is_readable(ctx);
     let with_holders = locks.into_iter().map(|lock| {
         let key = lock.key.as_ref();
+        let stored = any_slot.then(|| {
+            keyspace::with_named(ctx, key.name, |key| {
+                OpenLock::open_to_read(key).read(Part::Whole(None), None)
+            })
+        });
         let holders = TABLE.with_borrow_mut(|table| {
-            let noted = table.noted(key, now);
-            table.end_gone_on(key, &noted);
-            table.holders(key, noted, now)
+            // What is no lock is held by nobody.
+            let lock = stored.map_or_else(|| table.noted(key, now), Result::unwrap_or_default);
+            table.end_gone_on(key, &lock);
+            table.holders(key, lock, now)
         });
         (lock, holders)
     });

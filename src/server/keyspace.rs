@@ -143,6 +143,17 @@ fn slot_of(name: &[u8]) -> u16 {
     CHECKSUM.checksum(tag().unwrap_or(name)) % SLOTS
 }
 
+/// Returns whether a command without keys can read a key of any slot. While a
+/// command runs on a node of a cluster, Redis 7.2 and later look every key up in
+/// that command's slot: a command without keys has none by itself, but has that of
+/// the others in a transaction or a script.
+pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
+    !in_cluster(ctx)
+        || !ctx
+            .get_flags()
+            .intersects(ContextFlags::MULTI | ContextFlags::LUA)
+}
+
 /// Returns whether a write outside of a client's command must wait: this server is
 /// a replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.
