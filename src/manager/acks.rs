@@ -56,10 +56,10 @@ pub(super) fn begin(ctx: &Context) {
     replicas::forget_online();
     TO_ASK.set(false);
     MISSING.set(0);
-    follow_turns_if_on(ctx);
+    follow_turns(ctx);
 }
 
-fn follow_turns_if_on(ctx: &Context) {
+fn follow_turns(ctx: &Context) {
     if are_on() {
         subscriptions::follow_turns(ctx);
     }
@@ -91,7 +91,7 @@ pub(crate) fn awaits_replicas() -> bool {
 /// Another number of replicas has to acknowledge from now on: those who wait may be
 /// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
-    follow_turns_if_on(ctx);
+    follow_turns(ctx);
     super::everything_touched(ctx);
 }
 

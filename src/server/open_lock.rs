@@ -221,7 +221,7 @@ impl<'c> OpenLock<'c> {
                     permit,
                     new_token,
                 } => {
-                    let mut args = Args::new();
+                    let mut args = Args::default();
                     args.push_owner(owner, self.key);
                     args.push_count(*holds);
                     if let Some(permit) = permit {
@@ -267,7 +267,7 @@ impl<'c> OpenLock<'c> {
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
-        let mut args = Args::new();
+        let mut args = Args::default();
         args.push_owner(owner, self.key);
         args.push(&permit_field(owner.as_bytes()));
         for field in &args.all {
@@ -336,7 +336,7 @@ impl<'c> OpenLock<'c> {
         }
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
-        let mut args = Args::new();
+        let mut args = Args::default();
         args.push_owner(owner, self.key);
         args.push_count(1);
         args.push_token_field();
@@ -384,6 +384,7 @@ impl<'c> OpenLock<'c> {
 }
 
 /// The arguments of a propagated command, after its key.
+#[derive(Default)]
 struct Args<'c> {
     all: SmallVec<[ServerStr<'c>; ARGS_INLINE]>,
     /// Owns those that were made for this command.
@@ -394,13 +395,6 @@ struct Args<'c> {
 const ARGS_INLINE: usize = 6;
 
 impl<'c> Args<'c> {
-    const fn new() -> Self {
-        Self {
-            all: SmallVec::new_const(),
-            made: SmallVec::new_const(),
-        }
-    }
-
     fn push_number(&mut self, number: i64) {
         self.push(itoa::Buffer::new().format(number).as_bytes());
     }

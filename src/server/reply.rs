@@ -87,16 +87,12 @@ impl Reply {
                     reply.send(ctx);
                 }
             }
-            Self::Passed(reply) => match reply.refusal() {
-                Some(refusal) => {
+            Self::Passed(reply) => {
+                let failed = || (!reply.send(ctx)).then(|| Usage::Internal.into());
+                if let Some(refusal) = reply.refusal().or_else(failed) {
                     ctx.reply(Err(RedisError::String(refusal.to_string())));
                 }
-                None if reply.send(ctx) => {}
-                None => {
-                    let error = LockError::from(Usage::Internal).to_string();
-                    ctx.reply(Err(RedisError::String(error)));
-                }
-            },
+            }
             Self::Later => {}
         }
     }

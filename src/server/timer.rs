@@ -14,15 +14,9 @@ use crate::server::api::api;
 use crate::server::hooks::hooks;
 use crate::server::{blocked, clock, panics};
 
-#[derive(Clone, Copy)]
-struct Armed {
-    at_ms: i64,
-    id: raw::RedisModuleTimerID,
-}
-
 thread_local! {
-    /// The server's timer, set to the earliest time that anybody asked for.
-    static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
+    /// The server's timer, and the earliest time that anybody asked for.
+    static ARMED: Cell<Option<(i64, raw::RedisModuleTimerID)>> = const { Cell::new(None) };
 }
 
 /// What is further ahead than this has no timer yet: whoever asked for it asks again when
@@ -37,13 +31,13 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     // if the clock were set back before the server's timer fires.
     let at_ms = at_ms.max(now_ms);
     let wait_ms = at_ms.saturating_sub(now_ms);
-    if wait_ms > AHEAD_MS || ARMED.get().is_some_and(|armed| armed.at_ms <= at_ms) {
+    if wait_ms > AHEAD_MS || ARMED.get().is_some_and(|(armed_ms, _)| armed_ms <= at_ms) {
         return;
     }
     stop(ctx);
     // SAFETY: the context is alive, and `on_timer` needs no data.
     let id = unsafe { api!(create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
-    ARMED.set(Some(Armed { at_ms, id }));
+    ARMED.set(Some((at_ms, id)));
     if wait_ms == 0 {
         wake_event_loop();
     }
@@ -55,7 +49,7 @@ pub(crate) fn wake_now(ctx: &Context) {
 }
 
 fn stop(ctx: &Context) {
-    if let Some(Armed { id, .. }) = ARMED.take() {
+    if let Some((_, id)) = ARMED.take() {
         // SAFETY: the id is of a timer that has not fired, because `ARMED` is cleared first
         // when it does. The timer has no data to free.
         unsafe { api!(stop_timer)(ctx.ctx, id, ptr::null_mut()) };
