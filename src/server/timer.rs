@@ -15,13 +15,21 @@ use crate::server::hooks::hooks;
 use crate::server::{blocked, clock, panics};
 
 thread_local! {
-    /// The server's timer, and the earliest time that anybody asked for.
-    static ARMED: Cell<Option<(i64, raw::RedisModuleTimerID)>> = const { Cell::new(None) };
+    /// The server's timer, set to the earliest time that anybody asked for.
+    static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct Armed {
+    at_ms: i64,
+    /// It was due when it was made, so the server comes to it in this turn.
+    is_at_once: bool,
+    id: raw::RedisModuleTimerID,
 }
 
 /// What is further ahead than this has no timer yet: whoever asked for it asks again when
 /// the server's cron runs, once a second at least. The server unloads no module that has a
-/// timer, and one that it counts down does not follow a clock that is set forward.
+/// timer.
 const AHEAD_MS: i64 = 1500;
 
 /// Has `on_wake` called at `at_ms`, or earlier if that was asked for before. Both
@@ -31,14 +39,22 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     // if the clock were set back before the server's timer fires.
     let at_ms = at_ms.max(now_ms);
     let wait_ms = at_ms.saturating_sub(now_ms);
-    if wait_ms > AHEAD_MS || ARMED.get().is_some_and(|(armed_ms, _)| armed_ms <= at_ms) {
+    // The server counts a timer down, and so does not follow a clock that is set forward.
+    let is_in_time =
+        |armed: Armed| armed.at_ms <= at_ms && (armed.at_ms > now_ms || armed.is_at_once);
+    if wait_ms > AHEAD_MS || ARMED.get().is_some_and(is_in_time) {
         return;
     }
     stop(ctx);
     // SAFETY: the context is alive, and `on_timer` needs no data.
     let id = unsafe { api!(create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
-    ARMED.set(Some((at_ms, id)));
-    if wait_ms == 0 {
+    let is_at_once = wait_ms == 0;
+    ARMED.set(Some(Armed {
+        at_ms,
+        is_at_once,
+        id,
+    }));
+    if is_at_once {
         wake_event_loop();
     }
 }
@@ -49,7 +65,7 @@ pub(crate) fn wake_now(ctx: &Context) {
 }
 
 fn stop(ctx: &Context) {
-    if let Some((_, id)) = ARMED.take() {
+    if let Some(Armed { id, .. }) = ARMED.take() {
         // SAFETY: the id is of a timer that has not fired, because `ARMED` is cleared first
         // when it does. The timer has no data to free.
         unsafe { api!(stop_timer)(ctx.ctx, id, ptr::null_mut()) };
