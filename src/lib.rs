@@ -99,19 +99,17 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 /// Refuses to be unloaded while holds are remembered, or where that would crash the server.
 /// That clients wait, or a timer, the server itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
-    let why = if manager::has_places() {
-        Some("there are places in queues".to_owned())
-    } else if manager::remembers_holds() {
-        Some("sessions hold locks, or have just ended".to_owned())
-    } else {
-        acl::user_that_pins_commands(ctx, "lock.").map(|user| {
-            format!(
-                "the rights of user '{user}' name a command of it, and without that this server \
-                 would crash; allow +@lock instead, or delete the user"
-            )
-        })
+    let pinned = || {
+        let user = acl::user_that_pins_commands(ctx, "lock.")?;
+        Some(format!(
+            "the rights of user '{user}' name a command of it, and without that this server \
+             would crash; allow +@lock instead, or delete the user"
+        ))
     };
-    let Some(why) = why else { return Status::Ok };
+    let in_use = manager::why_in_use().map(str::to_owned);
+    let Some(why) = in_use.or_else(pinned) else {
+        return Status::Ok;
+    };
     ctx.log_warning(&format!("the module is not unloaded: {why}"));
     Status::Err
 }

@@ -133,14 +133,13 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     }
 }
 
-/// Whether anybody has a place in a queue.
-pub(crate) fn has_places() -> bool {
-    TABLE.with_borrow(|table| table.places() > 0)
-}
-
-/// Whether anything is remembered of holds.
-pub(crate) fn remembers_holds() -> bool {
-    TABLE.with_borrow(LockTable::remembers_holds)
+/// Why the module must stay, beyond clients that wait, if it must.
+pub(crate) fn why_in_use() -> Option<&'static str> {
+    TABLE.with_borrow(|table| match table.places() {
+        0 if table.remembers_holds() => Some("sessions hold locks, or have just ended"),
+        0 => None,
+        _ => Some("there are places in queues"),
+    })
 }
 
 /// Begins anew, as a module that has just been loaded.
@@ -325,11 +324,14 @@ impl World for Asked<'_> {
     }
 
     fn read(&mut self, other: KeyRef<'_>) -> Lock {
-        self.0.with_other(other, |key| {
-            // What is no lock is held by nobody.
-            let open = OpenLock::open_to_read(key);
-            open.read(Part::Whole(None), None).unwrap_or_default()
-        })
+        let (ctx, db) = (self.0.ctx(), self.0.as_ref().db);
+        keyspace::select_db(ctx, other.db);
+        let stored = keyspace::with_named(ctx, other.name, |key| {
+            OpenLock::open_to_read(key).read(Part::Whole(None), None)
+        });
+        keyspace::select_db(ctx, db);
+        // What is no lock is held by nobody.
+        stored.unwrap_or_default()
     }
 }
 

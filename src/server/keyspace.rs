@@ -85,19 +85,6 @@ impl<'c> LockKey<'c> {
             false => Some(NotNow::Refused),
         }
     }
-
-    /// Lets `body` use another key, maybe in another database.
-    pub(crate) fn with_other<R>(
-        &self,
-        other: KeyRef<'_>,
-        body: impl FnOnce(LockKey<'_>) -> R,
-    ) -> R {
-        let selected = selected_db(self.ctx);
-        select_db(self.ctx, other.db);
-        let result = with_named(self.ctx, other.name, body);
-        select_db(self.ctx, selected);
-        result
-    }
 }
 
 /// Lets `body` use the key of this name in the database that the context has

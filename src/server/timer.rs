@@ -22,8 +22,8 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct Armed {
     at_ms: i64,
-    /// It was due when it was made, so the server comes to it in this turn.
-    is_at_once: bool,
+    /// How long it was to wait. The server comes in this turn to one that was not to.
+    wait_ms: i64,
     id: raw::RedisModuleTimerID,
 }
 
@@ -41,20 +41,15 @@ pub(crate) fn wake_by(ctx: &Context, at_ms: i64, now_ms: i64) {
     let wait_ms = at_ms.saturating_sub(now_ms);
     // The server counts a timer down, and so does not follow a clock that is set forward.
     let is_in_time =
-        |armed: Armed| armed.at_ms <= at_ms && (armed.at_ms > now_ms || armed.is_at_once);
+        |armed: Armed| armed.at_ms <= at_ms && (armed.at_ms > now_ms || armed.wait_ms == 0);
     if wait_ms > AHEAD_MS || ARMED.get().is_some_and(is_in_time) {
         return;
     }
     stop(ctx);
     // SAFETY: the context is alive, and `on_timer` needs no data.
     let id = unsafe { api!(create_timer)(ctx.ctx, wait_ms, Some(on_timer), ptr::null_mut()) };
-    let is_at_once = wait_ms == 0;
-    ARMED.set(Some(Armed {
-        at_ms,
-        is_at_once,
-        id,
-    }));
-    if is_at_once {
+    ARMED.set(Some(Armed { at_ms, wait_ms, id }));
+    if wait_ms == 0 {
         wake_event_loop();
     }
 }
