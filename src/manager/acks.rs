@@ -53,15 +53,14 @@ pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
 
 /// Begins anew, as a module that has just been loaded.
 pub(super) fn begin(ctx: &Context) {
-    replicas::forget_online();
     TO_ASK.set(false);
     MISSING.set(0);
-    follow_turns(ctx);
+    follow_replicas(ctx);
 }
 
-fn follow_turns(ctx: &Context) {
+fn follow_replicas(ctx: &Context) {
     if are_on() {
-        subscriptions::follow_turns(ctx);
+        subscriptions::follow_replicas(ctx);
     }
 }
 
@@ -91,14 +90,14 @@ pub(crate) fn awaits_replicas() -> bool {
 /// Another number of replicas has to acknowledge from now on: those who wait may be
 /// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
-    follow_turns(ctx);
+    follow_replicas(ctx);
     super::everything_touched(ctx);
 }
 
 /// A replica has come or gone: as [`requirement_set`], if replies are withheld.
 pub(crate) fn replicas_changed(ctx: &Context) {
     if are_on() || awaits_replicas() {
-        requirement_set(ctx);
+        super::everything_touched(ctx);
     }
 }
 

@@ -71,7 +71,7 @@ thread_local! {
     static ONLINE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// How many replicas are online.
+/// How many replicas are online, where they are followed.
 pub(crate) fn online(ctx: &Context) -> usize {
     let known = ONLINE.get();
     known.unwrap_or_else(|| look(ctx).map_or(0, |stream| stream.online.len()))

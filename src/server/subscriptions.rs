@@ -34,12 +34,11 @@ thread_local! {
 }
 
 /// What the server tells of itself: databases that change places or are flushed,
-/// connections and replicas that come and go, and its cron.
-const SERVER_EVENTS: [u64; 5] = [
+/// connections that end, and its cron.
+const SERVER_EVENTS: [u64; 4] = [
     raw::REDISMODULE_EVENT_SWAPDB,
     raw::REDISMODULE_EVENT_FLUSHDB,
     raw::REDISMODULE_EVENT_CLIENT_CHANGE,
-    raw::REDISMODULE_EVENT_REPLICA_CHANGE,
     raw::REDISMODULE_EVENT_CRON_LOOP,
 ];
 
@@ -56,9 +55,11 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     }
 }
 
-/// Has the hooks hear of the end of each turn of the event loop from now on, as long as
-/// anything waits for replicas. That costs each turn two calls.
-pub(crate) fn follow_turns(ctx: &Context) {
+/// Has the hooks hear of replicas that come and go, and of the end of each turn of the event
+/// loop, from now on. That costs each turn two calls.
+pub(crate) fn follow_replicas(ctx: &Context) {
+    replicas::forget_online();
+    follow(ctx, raw::REDISMODULE_EVENT_REPLICA_CHANGE);
     follow(ctx, raw::REDISMODULE_EVENT_EVENTLOOP);
 }
 
