@@ -203,7 +203,7 @@ pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     self_fencing::on_cron(ctx, hz);
 }
 
-/// Any key may have changed. As [`key_touched`], for all of them.
+/// Any key may have changed. As [`key_event`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
     note(ctx, |table, _| table.everything_touched());
 }
