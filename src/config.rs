@@ -2,12 +2,11 @@
 //! in `redis.conf`, or `loadmodule libredislock.so default-lease 60000`.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::configuration::{
     ConfigurationContext, ConfigurationFlags, ConfigurationValue, EnumConfigurationValue,
-    register_bool_configuration, register_enum_configuration, register_i64_configuration,
+    register_enum_configuration, register_i64_configuration,
 };
 use redis_module::{Context, RedisError, RedisString, RedisValue};
 
@@ -19,56 +18,118 @@ use redis_lock_core::table;
 pub(crate) const MODULE_NAME: &str = "lock";
 
 /// A setting that can be changed while the server runs.
-#[derive(Clone, Copy)]
-enum Setting {
-    /// A whole number.
-    Number(&'static Number),
-    /// `lock.deadlock-detection`
-    DeadlockDetection,
-    /// `lock.redisson-notify`
-    RedissonNotify,
-}
-
-/// A whole number that can be set.
-struct Number {
+pub(crate) struct Setting {
     name: &'static str,
     value: AtomicI64,
     /// The value may outlive the module when it is unloaded, so the default of the next
     /// load can't be taken from it.
     default: i64,
-    range: RangeInclusive<i64>,
-    /// Whether `CONFIG GET lock.*` leaves it out.
-    is_hidden: bool,
+    values: Values,
 }
 
-impl Number {
-    const fn new(name: &'static str, default: i64, range: RangeInclusive<i64>) -> Self {
+/// What a setting can be.
+enum Values {
+    /// A whole number.
+    Number(RangeInclusive<i64>),
+    /// A whole number that `CONFIG GET lock.*` leaves out.
+    Hidden(RangeInclusive<i64>),
+    /// One of these words. It counts as its position.
+    Words(&'static [&'static str]),
+}
+
+impl Setting {
+    const fn number(name: &'static str, default: i64, range: RangeInclusive<i64>) -> Self {
+        Self::new(name, default, Values::Number(range))
+    }
+
+    const fn new(name: &'static str, default: i64, values: Values) -> Self {
+        let value = AtomicI64::new(default);
         Self {
             name,
-            value: AtomicI64::new(default),
+            value,
             default,
-            range,
-            is_hidden: false,
+            values,
         }
     }
 
-    fn get(&self) -> i64 {
+    /// The value as it is now.
+    pub(crate) fn get(&self) -> i64 {
         self.value.load(Ordering::Relaxed)
+    }
+
+    /// The value as a number of something.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        usize::try_from(self.get()).unwrap_or(0)
+    }
+
+    fn lease(&self) -> Lease {
+        Lease::from_ms(self.get()).unwrap_or(Lease::LONGEST)
     }
 }
 
-/// A switch in the form that the server's settings take.
-struct Switch(AtomicBool);
+const MS: RangeInclusive<i64> = 1..=LEASE_MS_MAX;
+const MS_OR_OFF: RangeInclusive<i64> = 0..=LEASE_MS_MAX;
+const COUNT: RangeInclusive<i64> = 1..=1_000_000_000;
 
-impl ConfigurationValue<bool> for Switch {
-    fn get(&self, _ctx: &ConfigurationContext) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+static DEFAULT_LEASE_MS: Setting = Setting::number("default-lease", 30_000, MS);
+static MAX_LEASE_MS: Setting = Setting::number("max-lease", LEASE_MS_MAX, MS);
+/// After how many milliseconds a wait is logged. 0 if no wait is.
+pub(crate) static LOG_SLOW_WAIT_MS: Setting = Setting::number("log-slow-wait", 0, MS_OR_OFF);
+/// Whether a wait that closes a cycle of owners is refused: 1, or 0.
+pub(crate) static DEADLOCK_DETECTION: Setting =
+    Setting::new("deadlock-detection", 1, Values::Words(&["no", "yes"]));
+static REDISSON_NOTIFY: Setting = Setting::new(
+    "redisson-notify",
+    0,
+    Values::Words(&["auto", "no", "publish", "spublish"]),
+);
+/// How many clients may wait for one lock.
+pub(crate) static MAX_WAITERS: Setting = Setting::number("max-waiters", 65_536, COUNT);
+/// How many may hold one lock together.
+pub(crate) static MAX_HOLDERS: Setting = Setting::number("max-holders", 1024, 1..=65_536);
+/// How many places there may be in all queues.
+pub(crate) static MAX_PLACES: Setting = Setting::number("max-places", 1_000_000, COUNT);
+/// How many milliseconds a grant to a place lasts at most if nobody claims it.
+pub(crate) static CLAIM_TIMEOUT_MS: Setting = Setting::number("claim-timeout", 2000, MS);
+/// How many milliseconds after a start or a promotion nothing is granted.
+pub(crate) static GRACE_PERIOD_MS: Setting = Setting::number("grace-period", 0, MS_OR_OFF);
+/// How many replicas have to acknowledge a grant or a renewal before it is told.
+pub(crate) static MIN_REPLICAS: Setting = Setting::number("min-replicas", 0, 0..=1_000_000);
+/// How many milliseconds they have for that.
+pub(crate) static REPLICAS_TIMEOUT_MS: Setting = Setting::number("replicas-timeout", 1000, MS);
+/// After how many milliseconds a contended key is rechecked at the latest. It is the net
+/// under every change of which the server sends no event. Set by tests alone.
+pub(crate) static RECHECK_INTERVAL_MS: Setting = Setting::new(
+    "recheck-interval",
+    table::RECHECK_INTERVAL_MS,
+    Values::Hidden(MS),
+);
 
-    fn set(&self, _ctx: &ConfigurationContext, on: bool) -> Result<(), RedisError> {
-        self.0.store(on, Ordering::Relaxed);
-        Ok(())
-    }
+const SETTINGS: [&Setting; 13] = [
+    &DEFAULT_LEASE_MS,
+    &MAX_LEASE_MS,
+    &LOG_SLOW_WAIT_MS,
+    &DEADLOCK_DETECTION,
+    &REDISSON_NOTIFY,
+    &MAX_WAITERS,
+    &MAX_HOLDERS,
+    &MAX_PLACES,
+    &CLAIM_TIMEOUT_MS,
+    &GRACE_PERIOD_MS,
+    &MIN_REPLICAS,
+    &REPLICAS_TIMEOUT_MS,
+    &RECHECK_INTERVAL_MS,
+];
+
+/// The lease of a command that names none.
+pub(crate) fn default_lease() -> Lease {
+    DEFAULT_LEASE_MS.lease().min(max_lease())
+}
+
+/// The longest lease that a command may name.
+pub(crate) fn max_lease() -> Lease {
+    MAX_LEASE_MS.lease()
 }
 
 /// How Redisson's waiters hear of a lock that came free.
@@ -78,163 +139,18 @@ pub(crate) enum RedissonNotify {
     Auto,
     /// Not at all.
     No,
-    /// With `PUBLISH`.
-    Publish,
-    /// With `SPUBLISH`, for Redisson's own sharded subscriptions.
-    Spublish,
-}
-
-impl RedissonNotify {
-    const ALL: [(&'static str, Self); 4] = [
-        ("auto", Self::Auto),
-        ("no", Self::No),
-        ("publish", Self::Publish),
-        ("spublish", Self::Spublish),
-    ];
-
-    fn named(name: &[u8]) -> Option<Self> {
-        let named = |(known, _): &&(&str, Self)| name.eq_ignore_ascii_case(known.as_bytes());
-        Self::ALL.iter().find(named).map(|&(_, choice)| choice)
-    }
-}
-
-impl From<RedissonNotify> for i32 {
-    fn from(choice: RedissonNotify) -> Self {
-        choice as Self
-    }
-}
-
-impl TryFrom<i32> for RedissonNotify {
-    type Error = RedisError;
-
-    fn try_from(number: i32) -> Result<Self, RedisError> {
-        Self::ALL
-            .iter()
-            .map(|&(_, choice)| choice)
-            .find(|&choice| i32::from(choice) == number)
-            .ok_or(RedisError::Str("no such choice"))
-    }
-}
-
-impl EnumConfigurationValue for RedissonNotify {
-    fn get_options(&self) -> (Vec<String>, Vec<i32>) {
-        Self::ALL
-            .iter()
-            .map(|&(name, choice)| (name.to_string(), i32::from(choice)))
-            .unzip()
-    }
-}
-
-const MS: RangeInclusive<i64> = 1..=LEASE_MS_MAX;
-const MS_OR_OFF: RangeInclusive<i64> = 0..=LEASE_MS_MAX;
-const COUNT: RangeInclusive<i64> = 1..=1_000_000_000;
-
-static DEFAULT_LEASE_MS: Number = Number::new("default-lease", 30_000, MS);
-static MAX_WAITERS: Number = Number::new("max-waiters", 65_536, COUNT);
-static MAX_HOLDERS: Number = Number::new("max-holders", 1024, 1..=65_536);
-static MAX_PLACES: Number = Number::new("max-places", 1_000_000, COUNT);
-static CLAIM_TIMEOUT_MS: Number = Number::new("claim-timeout", 2000, MS);
-static LOG_SLOW_WAIT_MS: Number = Number::new("log-slow-wait", 0, MS_OR_OFF);
-static GRACE_PERIOD_MS: Number = Number::new("grace-period", 0, MS_OR_OFF);
-static MAX_LEASE_MS: Number = Number::new("max-lease", LEASE_MS_MAX, MS);
-static MIN_REPLICAS: Number = Number::new("min-replicas", 0, 0..=1_000_000);
-static REPLICAS_TIMEOUT_MS: Number = Number::new("replicas-timeout", 1000, MS);
-/// For tests alone.
-static RECHECK_INTERVAL_MS: Number = Number {
-    is_hidden: true,
-    ..Number::new("recheck-interval", table::RECHECK_INTERVAL_MS, MS)
-};
-static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
-static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::Auto);
-
-const SETTINGS: [Setting; 13] = [
-    Setting::Number(&DEFAULT_LEASE_MS),
-    Setting::Number(&MAX_WAITERS),
-    Setting::Number(&MAX_HOLDERS),
-    Setting::Number(&MAX_PLACES),
-    Setting::Number(&CLAIM_TIMEOUT_MS),
-    Setting::Number(&LOG_SLOW_WAIT_MS),
-    Setting::Number(&GRACE_PERIOD_MS),
-    Setting::Number(&MAX_LEASE_MS),
-    Setting::Number(&MIN_REPLICAS),
-    Setting::Number(&REPLICAS_TIMEOUT_MS),
-    Setting::Number(&RECHECK_INTERVAL_MS),
-    Setting::DeadlockDetection,
-    Setting::RedissonNotify,
-];
-
-/// The lease of a command that names none.
-pub(crate) fn default_lease() -> Lease {
-    let default = lease(&DEFAULT_LEASE_MS);
-    default.min(max_lease())
-}
-
-/// The longest lease that a command may name.
-pub(crate) fn max_lease() -> Lease {
-    lease(&MAX_LEASE_MS)
-}
-
-fn lease(setting: &Number) -> Lease {
-    Lease::from_ms(setting.get()).unwrap_or(Lease::LONGEST)
-}
-
-/// How many milliseconds after a start or a promotion nothing is granted.
-pub(crate) fn grace_period_ms() -> i64 {
-    GRACE_PERIOD_MS.get()
-}
-
-/// How many replicas have to acknowledge a grant or a renewal before it is told.
-#[inline]
-pub(crate) fn min_replicas() -> usize {
-    usize::try_from(MIN_REPLICAS.get()).unwrap_or(0)
-}
-
-/// How many milliseconds they have for that.
-pub(crate) fn replicas_timeout_ms() -> i64 {
-    REPLICAS_TIMEOUT_MS.get()
-}
-
-/// How many clients may wait for one lock.
-pub(crate) fn max_waiters() -> usize {
-    usize::try_from(MAX_WAITERS.get()).unwrap_or(usize::MAX)
-}
-
-/// How many may hold one lock together.
-pub(crate) fn max_holders() -> usize {
-    usize::try_from(MAX_HOLDERS.get()).unwrap_or(usize::MAX)
-}
-
-/// How many places there may be in all queues.
-pub(crate) fn max_places() -> usize {
-    usize::try_from(MAX_PLACES.get()).unwrap_or(usize::MAX)
-}
-
-/// How many milliseconds a grant to a place lasts at most if nobody claims it.
-pub(crate) fn claim_timeout_ms() -> i64 {
-    CLAIM_TIMEOUT_MS.get()
-}
-
-/// After how many milliseconds a wait is logged. None if no wait is.
-pub(crate) fn log_slow_wait_ms() -> Option<i64> {
-    Some(LOG_SLOW_WAIT_MS.get()).filter(|&ms| ms > 0)
-}
-
-/// The time in milliseconds after which a contended key is rechecked at the latest.
-/// It is the net under every change of which the server sends no event.
-pub(crate) fn recheck_interval_ms() -> i64 {
-    RECHECK_INTERVAL_MS.get()
-}
-
-/// Returns whether a wait that closes a cycle of owners is refused.
-pub(crate) fn deadlock_detection() -> bool {
-    DEADLOCK_DETECTION.0.load(Ordering::Relaxed)
+    /// With this command: `PUBLISH`, or `SPUBLISH` for Redisson's own sharded subscriptions.
+    By(&'static str),
 }
 
 /// How Redisson's waiters hear of a lock that came free.
 pub(crate) fn redisson_notify() -> RedissonNotify {
-    *REDISSON_NOTIFY
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+    match REDISSON_NOTIFY.get() {
+        0 => RedissonNotify::Auto,
+        1 => RedissonNotify::No,
+        2 => RedissonNotify::By("PUBLISH"),
+        _ => RedissonNotify::By("SPUBLISH"),
+    }
 }
 
 /// A setting of the server's own.
@@ -252,72 +168,106 @@ pub(crate) fn of_server(ctx: &Context, name: &str) -> Option<String> {
 /// a value, become their defaults; a line in `redis.conf` overrides them. Fails if
 /// an argument is unknown, or its value is not valid.
 pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String> {
-    let mut given = SETTINGS.map(|setting| (setting, None));
-    let mut unread = args.iter();
-    while let Some(name) = unread.next() {
+    let mut defaults = SETTINGS.map(|setting| (setting, setting.default));
+    for pair in args.chunks(2) {
+        let [name, value @ ..] = pair else { break };
         let name = name.to_string_lossy();
         let short_name = name.strip_prefix("lock.").unwrap_or(&name);
-        let (_, value) = given
+        let (setting, default) = defaults
             .iter_mut()
-            .find(|(setting, _)| setting.name().eq_ignore_ascii_case(short_name))
+            .find(|(setting, _)| setting.name.eq_ignore_ascii_case(short_name))
             .ok_or_else(|| format!("unknown module argument '{name}'"))?;
-        *value = Some(unread.next().map_or(&[][..], RedisString::as_slice));
-    }
-    for (setting, value) in given {
-        setting.register(ctx, value).map_err(|needs| {
-            let name = setting.name();
+        let value = value.first().map_or(&[][..], RedisString::as_slice);
+        *default = setting.values.read(value).ok_or_else(|| {
+            let (name, needs) = (setting.name, setting.values.named());
             format!("module argument '{name}' needs {needs}")
         })?;
+    }
+    for (setting, default) in defaults {
+        setting.register(ctx, default);
     }
     Ok(())
 }
 
 impl Setting {
-    const fn name(&self) -> &'static str {
+    fn register(&'static self, ctx: &Context, default: i64) {
+        let (name, usual) = (self.name, ConfigurationFlags::DEFAULT);
+        let number = |range: &RangeInclusive<i64>, flags| {
+            let (min, max) = (*range.start(), *range.end());
+            register_i64_configuration(ctx, name, &self.value, default, min, max, flags, None);
+        };
+        match &self.values {
+            Values::Number(range) => number(range, usual),
+            Values::Hidden(range) => number(range, ConfigurationFlags::HIDDEN),
+            Values::Words(words) => {
+                let at = i32::try_from(default).unwrap_or(0);
+                let default = Word { words, at };
+                register_enum_configuration(ctx, name, self, default, usual, None);
+            }
+        }
+    }
+}
+
+impl Values {
+    fn read(&self, text: &[u8]) -> Option<i64> {
         match self {
-            Self::Number(number) => number.name,
-            Self::DeadlockDetection => "deadlock-detection",
-            Self::RedissonNotify => "redisson-notify",
+            Self::Number(range) | Self::Hidden(range) => {
+                parse_integer(text).filter(|number| range.contains(number))
+            }
+            Self::Words(words) => {
+                let is_it = |word: &&str| text.eq_ignore_ascii_case(word.as_bytes());
+                i64::try_from(words.iter().position(is_it)?).ok()
+            }
         }
     }
 
-    /// Registers the setting with the given default, or its own. The error says
-    /// what the default must be.
-    fn register(&self, ctx: &Context, given: Option<&[u8]>) -> Result<(), String> {
-        let (name, flags) = (self.name(), ConfigurationFlags::DEFAULT);
+    fn named(&self) -> String {
         match self {
-            Self::Number(number) => {
-                let (min, max) = (*number.range.start(), *number.range.end());
-                let default = match given {
-                    None => number.default,
-                    Some(text) => parse_integer(text)
-                        .filter(|given| number.range.contains(given))
-                        .ok_or_else(|| format!("a number from {min} to {max}"))?,
-                };
-                let flags = match number.is_hidden {
-                    true => ConfigurationFlags::HIDDEN,
-                    false => flags,
-                };
-                let value = &number.value;
-                register_i64_configuration(ctx, name, value, default, min, max, flags, None);
+            Self::Number(range) | Self::Hidden(range) => {
+                format!("a number from {} to {}", range.start(), range.end())
             }
-            Self::DeadlockDetection => {
-                let default = match given.map(<[u8]>::to_ascii_lowercase).as_deref() {
-                    None | Some(b"yes") => true,
-                    Some(b"no") => false,
-                    Some(_) => return Err("'yes' or 'no'".into()),
-                };
-                register_bool_configuration(ctx, name, &DEADLOCK_DETECTION, default, flags, None);
-            }
-            Self::RedissonNotify => {
-                let default = match given {
-                    None => RedissonNotify::Auto,
-                    Some(text) => RedissonNotify::named(text)
-                        .ok_or("'auto', 'no', 'publish' or 'spublish'")?,
-                };
-                register_enum_configuration(ctx, name, &REDISSON_NOTIFY, default, flags, None);
-            }
+            Self::Words(words) => format!("one of '{}'", words.join("', '")),
         }
+    }
+}
+
+/// One of the words that a setting can be, in the form that the server's settings take.
+#[derive(Clone)]
+struct Word {
+    /// All of them, in a default alone.
+    words: &'static [&'static str],
+    at: i32,
+}
+
+impl From<Word> for i32 {
+    fn from(word: Word) -> Self {
+        word.at
+    }
+}
+
+impl TryFrom<i32> for Word {
+    type Error = RedisError;
+
+    fn try_from(at: i32) -> Result<Self, RedisError> {
+        Ok(Self { words: &[], at })
+    }
+}
+
+impl EnumConfigurationValue for Word {
+    fn get_options(&self) -> (Vec<String>, Vec<i32>) {
+        let words = self.words.iter().map(ToString::to_string);
+        words.zip(0..).unzip()
+    }
+}
+
+impl ConfigurationValue<Word> for Setting {
+    fn get(&self, _ctx: &ConfigurationContext) -> Word {
+        let at = i32::try_from(self.get()).unwrap_or(0);
+        Word { words: &[], at }
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, word: Word) -> Result<(), RedisError> {
+        self.value.store(word.at.into(), Ordering::Relaxed);
         Ok(())
     }
 }

@@ -25,18 +25,16 @@ use redis_lock_core::table::Totals;
 /// Who hears what happens to keys, connections and waiters. Mostly it does not matter which
 /// event it was: if somebody waits for the key, the table looks at it and sees.
 pub(crate) static HOOKS: Hooks = Hooks {
-    awake: manager::is_awake,
-    receives: manager::receives,
-    key_received: manager::key_received,
-    key_touched: manager::key_touched,
+    key_event: manager::key_event,
     everything_touched: manager::everything_touched,
     connection_ended: manager::connection_ended,
     waiter_left: manager::waiter_left,
-    awaits_replicas: acks::awaits_replicas,
     replicas_changed: acks::replicas_changed,
     turn_ends: |ctx| {
-        acks::turn_ends(ctx);
-        blocked::wake_answered();
+        if acks::awaits_replicas() {
+            acks::turn_ends(ctx);
+            blocked::wake_answered();
+        }
     },
     grant_said: manager::grant_said,
     grant_told: manager::grant_told,
@@ -75,18 +73,10 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let mut fields = inspect::totals(info_fields);
-    fields.extend([
-        ("grace_ms".to_owned(), unsigned(gate::grace_left_ms())),
-        (
-            "replicas_missing".to_owned(),
-            unsigned(acks::replicas_missing()),
-        ),
-    ]);
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     section = section.field("version", env!("CARGO_PKG_VERSION"))?;
-    for (name, number) in fields {
+    for (name, number) in inspect::totals(info_fields) {
         section = section.field(&name, number.to_string())?;
     }
     section.build_section()?.build_info()?;
@@ -126,6 +116,8 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("deadlocks_refused", metrics.deadlocks_refused),
         ("tokens_refused", metrics.tokens_refused),
         ("queues_full", metrics.queues_full),
+        ("grace_ms", unsigned(gate::grace_left_ms())),
+        ("replicas_missing", unsigned(acks::replicas_missing())),
     ]
     .map(|(name, number)| (name.to_owned(), number))
     .into();
@@ -186,7 +178,7 @@ pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
 /// With a grace period, the settings should add up to what it is for.
 pub(crate) fn warn_if_grace_falls_short(ctx: &Context) {
     let max_lag_ms = replicas::demand(ctx).map(|demand| demand.max_lag_s.saturating_mul(1000));
-    let (length_ms, max_lease) = (config::grace_period_ms(), config::max_lease());
+    let (length_ms, max_lease) = (config::GRACE_PERIOD_MS.get(), config::max_lease());
     if let Some(why) = grace::shortcoming(length_ms, max_lease.ms(), max_lag_ms) {
         ctx.log_warning(why);
     }

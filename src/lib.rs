@@ -48,7 +48,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, redis_module};
 
-use crate::server::{acl, api, hooks, registration, subscriptions, timer};
+use crate::server::{acl, api, hooks, registration, subscriptions};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -76,7 +76,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
     hooks::register(&events::HOOKS);
-    let registered = api::load(ctx)
+    let registered = api::check()
         .and_then(|()| registration::check_server())
         .map(|()| registration::set_options(ctx))
         .and_then(|()| registration::check_commands(ctx))
@@ -92,31 +92,26 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     manager::reset(ctx);
     events::warn_if_locks_may_be_evicted(ctx);
     events::warn_if_grace_falls_short(ctx);
-    timer::start(ctx);
     manager::gate::server_started(ctx);
     Status::Ok
 }
 
 /// Refuses to be unloaded while holds are remembered, or where that would crash the server.
-/// That clients wait, the server itself sees, and refuses too.
+/// That clients wait, or a timer, the server itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
-    if manager::has_places() {
-        ctx.log_warning("the module is not unloaded: there are places in queues");
-        return Status::Err;
-    }
-    if manager::remembers_holds() {
-        ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");
-        return Status::Err;
-    }
-    if let Some(user) = acl::user_that_pins_commands(ctx, "lock.") {
-        ctx.log_warning(&format!(
-            "the module is not unloaded: the rights of user '{user}' name a command of it, and \
-             without that this server would crash; allow +@lock instead, or delete the user"
-        ));
-        return Status::Err;
-    }
-    timer::stop(ctx);
-    Status::Ok
+    let pinned = || {
+        let user = acl::user_that_pins_commands(ctx, "lock.")?;
+        Some(format!(
+            "the rights of user '{user}' name a command of it, and without that this server \
+             would crash; allow +@lock instead, or delete the user"
+        ))
+    };
+    let in_use = manager::why_in_use().map(str::to_owned);
+    let Some(why) = in_use.or_else(pinned) else {
+        return Status::Ok;
+    };
+    ctx.log_warning(&format!("the module is not unloaded: {why}"));
+    Status::Err
 }
 
 /// What `MODULE LIST` shows: 10000 for each major version, 100 for each minor one, and 1 for

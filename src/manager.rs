@@ -7,45 +7,42 @@
 //! Architecture invariant: the table is not borrowed where the server may call back:
 //! while a key is opened, read or written, a command called, a client closed, woken or
 //! told. There is one exception: while a step is taken, it may have another key read, or
-//! a message published ([`Asked`]). What the server tells of keys meanwhile waits in an
-//! inbox for the end of the step.
+//! a message published ([`Asked`]). That such a key has expired by then, the table sees by
+//! what is read.
 
 pub(crate) mod acks;
+mod acquire;
 mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
+mod log;
 mod redisson;
 mod self_fencing;
-mod telling;
 
 use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
 use crate::config;
-use crate::server::acl::User;
 use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::publish;
-use crate::server::stream;
+use crate::server::replicas;
+use crate::server::server_str::ServerStr;
+use crate::server::subscriptions;
 use crate::server::timer;
-use crate::server::turns;
-use redis_lock_core::cycle;
 use redis_lock_core::error::LockError;
-use redis_lock_core::keys::{KeyBuf, KeyRef};
+use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
-use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
-use redis_lock_core::request::{
-    AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
-};
-use redis_lock_core::table::{
-    Acquired, Answer, Delivery, LockTable, LogLine, Outcome, Step, WaitEnd, World,
-};
+use redis_lock_core::queue::{Addressee, Place, WaiterId};
+use redis_lock_core::request::{ClientId, ReleaseRequest, RenewRequest};
+use redis_lock_core::table::{Answer, LockTable, Outcome, Step, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
+pub(crate) use acquire::{Patience, PlaceTime, acquire};
 pub(crate) use due::on_wake;
 
 thread_local! {
@@ -57,9 +54,6 @@ thread_local! {
     static LATEST_MS: Cell<i64> = const { Cell::new(0) };
 
     static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
-
-    /// Keys that were touched while a step was taken.
-    static INBOX: RefCell<Vec<KeyBuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The lock table of this process.
@@ -86,197 +80,75 @@ impl Table {
     }
 }
 
-/// How long a request would wait, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience<'a> {
-    /// It would not.
-    None,
-    /// Its client would be blocked, if it can be.
-    Block(Timeout),
-    /// It would have a place in the queue.
-    Queue(PlaceTime<'a>),
-}
-
-/// For how long a place is kept, in milliseconds, and where its end is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceTime<'a> {
-    pub(crate) ms: i64,
-    pub(crate) channel: &'a [u8],
-}
-
-/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
-/// the client is told later that it was granted.
-pub(crate) fn acquire(
-    key: LockKey<'_>,
-    request: AcquireRequest,
-    patience: Patience<'_>,
-) -> Result<Option<Acquired>, LockError> {
-    let ctx = key.ctx();
-    let patience = match patience {
-        Patience::Block(_) if !blocked::may_block(ctx) => Patience::None,
-        patience => patience,
-    };
-    let may_wait = patience != Patience::None;
-    if (may_wait || request.session.is_some()) && keyspace::is_replica(ctx) {
-        return Err(LockError::ReadOnly);
-    }
-    if let Patience::Queue(place) = patience {
-        check_channel(key, place.channel)?;
-    }
-    let may_grant = gate::check_replicas(ctx)?;
-    let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
-    let now = clock::now();
-    let wait = wait(ctx, patience, now);
-    let client = acks::client_to_tell(ctx);
-    let done = step_by(key, may_grant, |table, asked| {
-        acks::tell_later(table, client);
-        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-        table.acquire(key.as_ref(), stored, request, wait, now, asked)
-    });
-    let acquired = carry_out_or_withhold(key, open, now, done);
-    let queued = match acquired {
-        Ok(Some(Acquired::Queued(waiter))) => Some(waiter),
-        _ => None,
-    };
-    if let Some(waiter) = queued {
-        block_if_patient(key, waiter, patience);
-    }
-    acquired
-}
-
-fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
-    let (until_ms, channel) = match patience {
-        Patience::None => return None,
-        Patience::Block(timeout) => (timeout.end_ms(now.steady_ms), None),
-        Patience::Queue(place) => {
-            let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
-            (Some(now.steady_ms.saturating_add(place.ms)), Some(channel))
-        }
-    };
-    Some(Wait {
-        client: clients::running(ctx),
-        until_ms,
-        channel,
-    })
-}
-
-/// Blocks the client of a request that waits, unless it has a place.
-fn block_if_patient(key: LockKey<'_>, waiter: WaiterId, patience: Patience<'_>) {
-    if let Patience::Block(timeout) = patience {
-        // The core ends the wait where it must not end that for replicas.
-        let timeout_ms = match acks::are_on() {
-            true => 0,
-            false => timeout.ms_or_zero(),
-        };
-        blocked::block(key, waiter, timeout_ms);
-    }
-}
-
-/// Fails unless the client may publish to this channel, and in a cluster the key's slot
-/// has it.
-fn check_channel(key: LockKey<'_>, channel: &[u8]) -> Result<(), LockError> {
-    let ctx = key.ctx();
-    if keyspace::in_cluster(ctx) && !keyspace::is_in_slot_of(key, channel) {
-        return Err(LockError::ChannelCrossesSlots);
-    }
-    match User::running(ctx).may_publish(channel) {
-        true => Ok(()),
-        false => Err(LockError::NoPermission {
-            reason: CHANNEL_REFUSED.to_owned(),
-        }),
-    }
-}
-
-/// What Redis 7.0 says to a user who may not publish to a channel.
-const CHANNEL_REFUSED: &str =
-    "this user has no permissions to access one of the channels used as arguments";
-
 /// Gives holds back; with the last one, hands the lock off.
-pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
+pub(crate) fn release(
+    key: LockKey<'_>,
+    request: &ReleaseRequest,
+) -> Result<Option<Released>, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
-        true => Part::OfAsker,
-        false => Part::OfAskerWithoutLeaseEnd,
+        true => Part::Of(&request.owner),
+        false => Part::WithoutLeaseEnd(&request.owner),
     };
-    let (open, stored) = open_for_command(key, Some(&request.owner), part)?;
-    let now = clock::now();
-    let done = step(key, |table, asked| {
-        table.release(key.as_ref(), stored, request, now, asked)
-    });
-    carry_out(key, open, now, done)
+    run(
+        key,
+        part,
+        gate::is_open(key.ctx()),
+        |table, now, stored, asked| table.release(key.as_ref(), stored, request, now, asked),
+    )
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
 /// off. Returns whether anybody held it.
-pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
-    let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    let now = clock::now();
-    let done = step(key, |table, asked| {
+pub(crate) fn break_lock(
+    key: LockKey<'_>,
+    token: Option<FencingToken>,
+) -> Result<Option<bool>, LockError> {
+    let (part, may_grant) = (Part::Whole(None), gate::is_open(key.ctx()));
+    run(key, part, may_grant, |table, now, stored, asked| {
         table.break_lock(key.as_ref(), stored, token, now, asked)
-    });
-    carry_out(key, open, now, done)
+    })
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
-/// lock, with the token it named; nothing where the client is told later.
+/// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let (open, stored) = open_for_command(key, Some(&request.owner), Part::OfAsker)?;
-    let now = clock::now();
-    let client = acks::client_to_tell(key.ctx());
-    let done = step_by(key, may_grant, |table, asked| {
-        acks::tell_later(table, client);
+    let part = Part::Of(&request.owner);
+    run(key, part, may_grant, |table, now, stored, asked| {
         table.renew(key.as_ref(), stored, request, now, asked)
-    });
-    carry_out_or_withhold(key, open, now, done)
+    })
 }
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    let now = clock::now();
-    let done = step_by(key, may_grant, |table, asked| {
+    let part = Part::Whole(None);
+    let is_held = run(key, part, may_grant, |table, now, stored, asked| {
         table.guard(key.as_ref(), stored, token, now, asked)
-    });
-    match carry_out(key, open, now, done)? {
-        true => Ok(()),
-        false => Err(LockError::NotHeld),
+    })?;
+    match is_held {
+        Some(true) => Ok(()),
+        _ => Err(LockError::NotHeld),
     }
 }
 
-/// Whether it matters what happens to keys and connections.
-pub(crate) fn is_awake() -> bool {
-    let table = TABLE.locks().try_borrow();
-    // Who takes a step has it in hand.
-    table.map_or(true, |table| table.follows_keys())
-}
-
-/// Whether anybody has a place in a queue.
-pub(crate) fn has_places() -> bool {
-    TABLE.with_borrow(|table| table.places() > 0)
-}
-
-/// Whether anything is remembered of holds.
-pub(crate) fn remembers_holds() -> bool {
-    TABLE.with_borrow(LockTable::remembers_holds)
+/// Why the module must stay, beyond clients that wait, if it must.
+pub(crate) fn why_in_use() -> Option<&'static str> {
+    TABLE.with_borrow(|table| match table.places() {
+        0 if table.remembers_holds() => Some("sessions hold locks, or have just ended"),
+        0 => None,
+        _ => Some("there are places in queues"),
+    })
 }
 
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
     TABLE.locks().take();
-    acks::reset();
-    turns::reset();
+    acks::begin(ctx);
     gate::reset();
-    telling::reset();
     redisson::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
-}
-
-/// Whether what happens to keys comes from another server, or from a file.
-pub(crate) fn receives() -> bool {
-    RECEIVES.get()
 }
 
 /// This server loads its data now, or it is a replica, or neither.
@@ -284,9 +156,31 @@ pub(crate) fn set_receives(receives: bool) {
     RECEIVES.set(receives);
 }
 
+/// This happened to the key of this name. It may come where writing is not allowed, so at
+/// most the key is looked at very soon.
+pub(crate) fn key_event(ctx: &Context, event: &[u8], name: ServerStr<'_>) {
+    // Who takes a step has the table in hand, and sees what it does to the key that it reads.
+    let is_followed = TABLE.locks().try_borrow();
+    let is_followed = is_followed.is_ok_and(|table| table.follows_keys());
+    if !is_followed && !RECEIVES.get() {
+        return;
+    }
+    let db = subscriptions::db_of(ctx, event, name);
+    let key = KeyRef {
+        db,
+        name: name.bytes(),
+    };
+    if RECEIVES.get() && matches!(event, b"hset" | b"restore" | b"loaded") {
+        key_received(ctx, key);
+    }
+    if is_followed && event != b"loaded" {
+        note(ctx, |table, now_ms| table.key_touched(key, now_ms));
+    }
+}
+
 /// A key was received, with or without a lock in it. The tokens that are given from
 /// now on are greater than its own.
-pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
+fn key_received(ctx: &Context, key: KeyRef<'_>) {
     let newest = keyspace::with_named(ctx, key.name, |key| {
         OpenLock::open_unasked(key).newest_token()
     });
@@ -294,15 +188,6 @@ pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
         let now = clock::now();
         TABLE.with_borrow_mut(|table| table.token_received(token, now));
     }
-}
-
-/// Somebody did something to this key. It may be called where writing is not
-/// allowed, so it only sees to it that the key is looked at very soon.
-pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
-    if TABLE.locks().try_borrow_mut().is_err() {
-        return INBOX.with_borrow_mut(|inbox| inbox.push(key.into()));
-    }
-    note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
 /// The server's cron runs, `hz` times a second.
@@ -318,7 +203,7 @@ pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     self_fencing::on_cron(ctx, hz);
 }
 
-/// Any key may have changed. As [`key_touched`], for all of them.
+/// Any key may have changed. As [`key_event`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
     note(ctx, |table, _| table.everything_touched());
 }
@@ -327,8 +212,7 @@ pub(crate) fn everything_touched(ctx: &Context) {
 /// can't serve, also where no look is planned.
 pub(crate) fn role_changed(ctx: &Context) {
     everything_touched(ctx);
-    let now_ms = clock::now().ms();
-    timer::wake_by(ctx, now_ms, now_ms);
+    timer::wake_now(ctx);
 }
 
 /// A connection has ended, and with it all holds that were bound to it. Nothing may
@@ -364,133 +248,27 @@ fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     result
 }
 
-/// Opens and reads a lock. `asker` is the owner in question, if there
-/// is one.
+/// The road of a command. Blocks the client, and returns nothing, where what came of its request must not be told yet.
 #[inline]
-fn open_for_command<'c>(
-    key: LockKey<'c>,
-    asker: Option<&Owner>,
-    part: Part,
-) -> Result<(OpenLock<'c>, Lock), LockError> {
+fn run<R>(
+    key: LockKey<'_>,
+    part: Part<'_>,
+    may_grant: bool,
+    ask: impl FnOnce(&mut LockTable, Now, Lock, &mut Asked<'_>) -> Outcome<R>,
+) -> Result<Option<R>, LockError> {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), asker, part)
+    let stored = read_lock(&open, key.as_ref(), part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
     if stored.is_free() && keyspace::hides_expired(key.ctx()) {
         return Err(LockError::WritesPaused);
     }
-    Ok((open, stored))
-}
-
-/// Reads a lock.
-#[inline]
-fn read_lock(
-    open: &OpenLock<'_>,
-    key: KeyRef<'_>,
-    asker: Option<&Owner>,
-    part: Part,
-) -> Result<Lock, LockError> {
-    let likely = match part {
-        Part::Whole => TABLE.with_borrow(|table| table.sole_holder(key)),
-        _ => None,
-    };
-    open.read_part(asker, likely.as_ref(), part)
-}
-
-/// Asks the table what is to be done, by the settings as they are now.
-#[inline]
-fn step<R>(
-    key: LockKey<'_>,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
-) -> Outcome<R> {
-    step_by(key, gate::is_open(key.ctx()), ask)
-}
-
-/// As [`step`], for a command that knows whether anything may be granted.
-#[inline]
-fn step_by<R>(
-    key: LockKey<'_>,
-    may_grant: bool,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
-) -> Outcome<R> {
-    // Before the table is borrowed, because it may ask the server.
-    let acks = acks::needed(key.ctx());
-    let mut asked = Asked { key, reads: 0 };
-    TABLE.with_borrow_mut(|table| {
-        let settings = &mut table.settings;
-        settings.may_grant = may_grant;
-        settings.acks = acks;
-        settings.max_lease = config::max_lease();
-        settings.deadlock_detection = config::deadlock_detection();
-        settings.max_waiters = config::max_waiters();
-        settings.max_holders = config::max_holders();
-        settings.max_places = config::max_places();
-        settings.claim_timeout_ms = config::claim_timeout_ms();
-        settings.recheck_interval_ms = config::recheck_interval_ms();
-        settings.log_slow_wait_ms = config::log_slow_wait_ms();
-        let done = ask(table, &mut asked);
-        if asked.reads > 0 {
-            let now_ms = clock::now().ms();
-            for key in INBOX.take() {
-                table.key_touched(key.as_ref(), now_ms);
-            }
-        }
-        done
-    })
-}
-
-/// What a step asks of the server while it is taken.
-struct Asked<'c> {
-    key: LockKey<'c>,
-    /// How many other keys were read.
-    reads: usize,
-}
-
-impl World for Asked<'_> {
-    fn asker(&self) -> Option<ClientId> {
-        Some(clients::running(self.key.ctx()))
-    }
-
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
-        Delivery {
-            heard: publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token)),
-            weight: publish::weight(),
-        }
-    }
-
-    fn read(&mut self, other: KeyRef<'_>) -> Lock {
-        self.reads += 1;
-        self.key.with_other(other, |key| {
-            // What is no lock is held by nobody.
-            OpenLock::open_to_read(key).read(None).unwrap_or_default()
-        })
-    }
-}
-
-/// Does what is to be done.
-#[inline]
-fn carry_out<T>(
-    key: LockKey<'_>,
-    open: OpenLock<'_>,
-    now: Now,
-    mut done: Outcome<T>,
-) -> Result<T, LockError> {
+    let now = clock::now();
+    let mut done = step(key, may_grant, |table, asked| {
+        ask(table, now, stored, asked)
+    });
     apply(key, open, now, &mut done.step);
-    done.result
-}
-
-/// As [`carry_out`]. Blocks the client, and returns nothing, where what came of its
-/// request must not be told yet.
-#[inline]
-fn carry_out_or_withhold<T>(
-    key: LockKey<'_>,
-    open: OpenLock<'_>,
-    now: Now,
-    done: Outcome<T>,
-) -> Result<Option<T>, LockError> {
-    let withheld = done.step.withheld;
-    let result = carry_out(key, open, now, done);
-    match withheld {
-        None => result.map(Some),
+    match done.step.withheld {
+        None => done.result.map(Some),
         Some(id) => {
             blocked::block(key, id, 0);
             Ok(None)
@@ -498,18 +276,80 @@ fn carry_out_or_withhold<T>(
     }
 }
 
+/// Reads a lock.
+#[inline]
+fn read_lock(open: &OpenLock<'_>, key: KeyRef<'_>, part: Part<'_>) -> Result<Lock, LockError> {
+    let likely = match part {
+        Part::Whole(_) => TABLE.with_borrow(|table| table.sole_holder(key)),
+        _ => None,
+    };
+    open.read(part, likely.as_ref())
+}
+
+/// Asks the table what is to be done, by the settings as they are now.
+#[inline]
+fn step<R>(
+    key: LockKey<'_>,
+    may_grant: bool,
+    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
+) -> Outcome<R> {
+    // Before the table is borrowed, because it may ask the server.
+    let acks = acks::needed(key.ctx());
+    TABLE.with_borrow_mut(|table| {
+        let settings = &mut table.settings;
+        settings.may_grant = may_grant;
+        settings.acks = acks;
+        settings.max_lease = config::max_lease();
+        settings.deadlock_detection = config::DEADLOCK_DETECTION.get() != 0;
+        settings.max_waiters = config::MAX_WAITERS.count();
+        settings.max_holders = config::MAX_HOLDERS.count();
+        settings.max_places = config::MAX_PLACES.count();
+        settings.claim_timeout_ms = config::CLAIM_TIMEOUT_MS.get();
+        settings.recheck_interval_ms = config::RECHECK_INTERVAL_MS.get();
+        settings.log_slow_wait_ms = Some(config::LOG_SLOW_WAIT_MS.get()).filter(|ms| *ms > 0);
+        ask(table, &mut Asked(key))
+    })
+}
+
+/// What a step for this key asks of the server while it is taken.
+struct Asked<'c>(LockKey<'c>);
+
+impl World for Asked<'_> {
+    fn asker(&self) -> Option<ClientId> {
+        Some(clients::running(self.0.ctx()))
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool {
+        publish::end_of_place(self.0.ctx(), place, &Answer::Granted(token))
+    }
+
+    fn read(&mut self, other: KeyRef<'_>) -> Lock {
+        let (ctx, db) = (self.0.ctx(), self.0.as_ref().db);
+        keyspace::select_db(ctx, other.db);
+        let stored = keyspace::with_named(ctx, other.name, |key| {
+            OpenLock::open_to_read(key).read(Part::Whole(None), None)
+        });
+        keyspace::select_db(ctx, db);
+        // What is no lock is held by nobody.
+        stored.unwrap_or_default()
+    }
+}
+
+/// Does what is to be done.
 fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     open.apply(&step.effects);
     drop(open);
     if step.stream_goes_on {
-        stream::go_on(key.ctx());
+        replicas::go_on(key.ctx());
     }
     if step.freed {
         redisson::tell(key, now.steady_ms);
     }
-    telling::tell(key, &step.events);
+    for &event in &step.events {
+        publish::event(key, event);
+    }
     for line in &step.log {
-        log(key, line);
+        log::write(key, line);
     }
     arm_timer(key.ctx(), now);
     for (addressee, answer) in step.answers.drain(..) {
@@ -535,57 +375,9 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
 fn arm_timer(ctx: &Context, now: Now) {
     let now_ms = now.ms();
     LATEST_MS.set(LATEST_MS.get().max(now_ms));
-    let due_ms = match telling::any_waits() {
-        true => Some(now_ms),
-        false => TABLE.with_borrow(|table| table.wake_at_ms(now)),
-    };
+    let due_ms = TABLE.with_borrow(|table| table.wake_at_ms(now));
     let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
     if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);
     }
-}
-
-fn log(key: LockKey<'_>, line: &LogLine) {
-    let (ctx, name) = (key.ctx(), key.as_ref().shown());
-    match line {
-        LogLine::DeadlockRefused(cycle) => {
-            let all = cycle::spell(cycle, |_| true);
-            ctx.log_notice(&format!("deadlock refused: {all}"));
-        }
-        LogLine::SlowWait {
-            owner,
-            client,
-            waited_ms,
-            holders,
-            others,
-        } => {
-            let mut held_by: Vec<String> = holders
-                .iter()
-                .map(|(owner, client)| {
-                    let owner = owner.as_bytes().escape_ascii();
-                    match client {
-                        Some(client) => format!("'{owner}' (client {})", describe(ctx, *client)),
-                        None => format!("'{owner}'"),
-                    }
-                })
-                .collect();
-            if *others > 0 {
-                held_by.push(format!("{others} others"));
-            }
-            ctx.log_notice(&format!(
-                "slow wait: '{}' (client {}) has waited {waited_ms} ms for '{name}' in database \
-                 {}, held by {}",
-                owner.as_bytes().escape_ascii(),
-                describe(ctx, *client),
-                key.as_ref().db,
-                held_by.join(", "),
-            ));
-        }
-    }
-}
-
-/// A client, as the log names it.
-fn describe(ctx: &Context, client: ClientId) -> String {
-    let address = clients::address(ctx, client).unwrap_or_default();
-    format!("id={} addr={address}", client.0)
 }

@@ -81,7 +81,8 @@ fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_c
         "ended" => (key, "LEASE 1500"),
         _ => (key, LONG),
     }));
-    play.run("r stops");
+    // No event tells that a replica is back.
+    play.run("o > CONFIG SET lock.recheck-interval 500 \n r stops");
     let turn = [
         "INFO replication",
         "LOCK.RELEASE released holder",

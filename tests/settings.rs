@@ -54,7 +54,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (
             ["redisson-notify", "loudly"],
-            "needs 'auto', 'no', 'publish' or 'spublish'",
+            "needs one of 'auto', 'no', 'publish', 'spublish'",
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {

@@ -220,17 +220,6 @@ pub struct ReleaseRequest {
     pub extent: ReleaseExtent,
 }
 
-impl ReleaseRequest {
-    /// Whether an owner that has one hold has none after this, whatever its token.
-    pub fn ends_a_single_hold(&self) -> bool {
-        let is_the_only = match self.extent {
-            ReleaseExtent::One | ReleaseExtent::All => true,
-            ReleaseExtent::Hold(hold) => hold.count_without() == 0,
-        };
-        is_the_only && self.token.is_none()
-    }
-}
-
 /// How much a release gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseExtent {
@@ -279,26 +268,6 @@ mod tests {
         }
         assert_eq!(Lease::from_ms(1).map(|lease| lease.end_ms(10)), Ok(11));
         assert!(Lease::from_ms(LEASE_MS_MAX).is_ok());
-    }
-
-    #[test]
-    fn a_release_ends_a_single_hold_unless_it_may_name_another() {
-        let hold = |n| ReleaseExtent::Hold(HoldNumber::new(n).unwrap());
-        for (extent, token, ends) in [
-            (ReleaseExtent::One, None, true),
-            (ReleaseExtent::All, None, true),
-            (hold(1), None, true),
-            (hold(2), None, false),
-            (ReleaseExtent::One, FencingToken::new(7).ok(), false),
-        ] {
-            let owner = Owner::new(b"a").unwrap();
-            let request = ReleaseRequest {
-                owner,
-                token,
-                extent,
-            };
-            assert_eq!(request.ends_a_single_hold(), ends, "{request:?}");
-        }
     }
 
     #[test]

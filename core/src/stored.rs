@@ -100,11 +100,6 @@ impl HeldAlone {
         self.token.is_some()
     }
 
-    /// Whether the owner has a single hold.
-    pub const fn is_single_hold(&self) -> bool {
-        self.holds == 1
-    }
-
     /// The lock, with the expiry of its key. Fails where that is some application's hash
     /// of one number: Redisson's locks have no token, but always expire.
     pub fn by(self, owner: &Owner, expires_at_ms: Option<i64>) -> Result<Lock, LockError> {

@@ -164,9 +164,6 @@ pub struct Step {
     pub effects: Effects,
     /// What has become of waiters, in the order in which they are to be told.
     pub answers: SmallVec<[(Addressee, Answer); 1]>,
-    /// How many messages were published to places that were to be granted the lock, whether
-    /// or not anybody heard of it. One that took long counts as several.
-    pub offers: usize,
     /// How many places that are over were ended in front of others.
     pub passed: usize,
     /// What subscribers are told.
@@ -199,20 +196,12 @@ pub trait World {
     /// The client that asks, if one does.
     fn asker(&self) -> Option<ClientId>;
 
-    /// Publishes that a place is granted its lock with this token.
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery;
+    /// Publishes that a place is granted its lock with this token. Returns whether anybody
+    /// heard it.
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool;
 
     /// Reads another lock. What is no lock counts as a free one.
     fn read(&mut self, key: KeyRef<'_>) -> Lock;
-}
-
-/// What became of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivery {
-    /// Whether anybody heard it.
-    pub heard: bool,
-    /// As how many messages it counts, by the time that it took; at least one.
-    pub weight: usize,
 }
 
 /// What came of a request for a lock.

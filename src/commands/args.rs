@@ -111,7 +111,8 @@ impl<'a> Args<'a> {
     pub(super) fn limit(&mut self, into: &mut Option<Limit>) -> Result<bool, Usage> {
         self.number("LIMIT", into, Usage::NotAnInteger, |count| {
             let limit = Limit::from_count(count)?;
-            let is_possible = usize::try_from(count).is_ok_and(|n| n <= config::max_holders());
+            let is_possible =
+                usize::try_from(count).is_ok_and(|n| n <= config::MAX_HOLDERS.count());
             is_possible.then_some(limit).ok_or(Usage::LimitTooGreat)
         })
     }

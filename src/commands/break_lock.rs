@@ -37,7 +37,7 @@ impl Command for Break {
         };
         let token = parse(Args::new(&bytes_of(rest)))?;
         let broken = manager::break_lock(LockKey::new(ctx, *key), token)?;
-        Ok(Reply::Integer(broken.into()))
+        Ok(broken.map_or(Reply::Later, |broken| Reply::Integer(broken.into())))
     }
 }
 

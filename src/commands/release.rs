@@ -40,9 +40,10 @@ impl Command for Release {
         args::of_owner(ctx, args, |key, args| {
             let request = parse(args)?;
             Ok(match manager::release(key, &request)? {
-                Released::LastHold => Reply::Integer(1),
-                Released::StillHeld => Reply::Integer(0),
-                Released::NotHeld => Reply::Null,
+                Some(Released::LastHold) => Reply::Integer(1),
+                Some(Released::StillHeld) => Reply::Integer(0),
+                Some(Released::NotHeld) => Reply::Null,
+                None => Reply::Later,
             })
         })
     }

@@ -16,12 +16,11 @@ use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::replicas;
-use crate::server::stream;
+use crate::server::subscriptions;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
-use redis_lock_core::request::ClientId;
 use redis_lock_core::table::LockTable;
 
 /// How many replies are told at the end of one turn of the event loop.
@@ -38,44 +37,40 @@ thread_local! {
 /// Whether replies have to be acknowledged.
 #[inline]
 pub(super) fn are_on() -> bool {
-    config::min_replicas() > 0
+    config::MIN_REPLICAS.count() > 0
 }
 
 /// What has to acknowledge what is told from now on, if anything.
 #[inline]
 pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
     are_on().then(|| Acknowledgement {
-        replicas: config::min_replicas(),
-        connected: stream::replicas_online(ctx),
-        timeout_ms: config::replicas_timeout_ms(),
-        client: None,
+        replicas: config::MIN_REPLICAS.count(),
+        connected: replicas::online(ctx),
+        timeout_ms: config::REPLICAS_TIMEOUT_MS.get(),
+        client: blocked::may_block(ctx).then(|| clients::running(ctx)),
     })
 }
 
-/// The client that runs this command, if it can be told later.
-#[inline]
-pub(super) fn client_to_tell(ctx: &Context) -> Option<ClientId> {
-    (are_on() && blocked::may_block(ctx)).then(|| clients::running(ctx))
-}
-
-/// What comes of the next request is told to this client, once it is acknowledged.
-#[inline]
-pub(super) fn tell_later(table: &mut LockTable, client: Option<ClientId>) {
-    if let Some(acks) = &mut table.settings.acks {
-        acks.client = client;
-    }
-}
-
 /// Begins anew, as a module that has just been loaded.
-pub(super) fn reset() {
-    stream::reset();
+pub(super) fn begin(ctx: &Context) {
     TO_ASK.set(false);
     MISSING.set(0);
+    follow_replicas(ctx);
+}
+
+fn follow_replicas(ctx: &Context) {
+    if are_on() {
+        subscriptions::follow_replicas(ctx);
+    }
 }
 
 /// The server's cron runs.
 pub(super) fn on_cron(ctx: &Context) {
-    let missing = || config::min_replicas().saturating_sub(stream::replicas_online(ctx));
+    let missing = || {
+        config::MIN_REPLICAS
+            .count()
+            .saturating_sub(replicas::online(ctx))
+    };
     // A replica withholds nothing.
     let is_asked_for = are_on() && !keyspace::is_replica(ctx);
     MISSING.set(if is_asked_for { missing() } else { 0 });
@@ -95,23 +90,24 @@ pub(crate) fn awaits_replicas() -> bool {
 /// Another number of replicas has to acknowledge from now on: those who wait may be
 /// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
+    follow_replicas(ctx);
     super::everything_touched(ctx);
 }
 
 /// A replica has come or gone: as [`requirement_set`], if replies are withheld.
 pub(crate) fn replicas_changed(ctx: &Context) {
     if are_on() || awaits_replicas() {
-        requirement_set(ctx);
+        super::everything_touched(ctx);
     }
 }
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
     // Too few acknowledge nothing, and to look costs each turn a call.
-    if stream::replicas_online(ctx) < config::min_replicas() {
+    if replicas::online(ctx) < config::MIN_REPLICAS.count() {
         return;
     }
-    let Some(stream) = stream::look(ctx) else {
+    let Some(stream) = replicas::look(ctx) else {
         return;
     };
     let online = stream.online.iter();
@@ -120,12 +116,11 @@ pub(crate) fn turn_ends(ctx: &Context) {
         if table.offset_known(stream.written) {
             TO_ASK.set(true);
         }
-        table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)
+        table.acknowledged(config::MIN_REPLICAS.count(), acknowledged, TOLD_A_TURN)
     });
     if ready.is_more {
         // The next turn shall not wait for anything.
-        let now_ms = clock::now().ms();
-        timer::wake_by(ctx, now_ms, now_ms);
+        timer::wake_now(ctx);
     }
     for (id, key) in ready.replies {
         tell(ctx, id, &key);
@@ -144,7 +139,7 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
     keyspace::select_db(ctx, key.db);
     let stored = keyspace::with_named(ctx, key.name, |named| {
         let open = OpenLock::open_to_read(named);
-        read_lock(&open, key, owner.as_ref(), Part::Whole)
+        read_lock(&open, key, Part::Whole(owner.as_ref()))
     });
     let now = clock::now();
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));

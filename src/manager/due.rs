@@ -2,11 +2,11 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, gate, read_lock, self_fencing, step, tell, telling};
+use super::{TABLE, apply, arm_timer, gate, read_lock, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::keyspace::{self, LockKey, WriteAnswer};
+use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::panics;
 use crate::server::publish;
@@ -17,27 +17,20 @@ use redis_lock_core::lock::Now;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
-use redis_lock_core::table::{
-    Answer, Due, LockTable, NotNow, PASSED_A_STEP, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
-};
+use redis_lock_core::table::{Answer, Due, LockTable, NotNow, WORK_A_WAKE};
 
-/// How many writes cost as much as one look at a lock.
-const WRITES_WEIGH_ONE: usize = 4;
-
-/// How many grants of which nobody hears cost as much as one look.
-const OFFERS_WEIGH_ONE: usize = 4;
-
-/// How many places a replica gives up in one wake.
-const PLACES_A_WAKE: usize = 256;
+/// How long one kind of work goes on in one wake, in microseconds, before other clients
+/// have their turn.
+const WORK_US: i64 = 500;
 
 /// How many ends of waits are taken before anybody is told.
 const ENDS_AT_ONCE: usize = 8;
 
-/// How many places that are over cost as much to end as one look.
-const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
-
-/// As how many looks one part of a search for deadlocks costs.
-const SEARCH_WEIGHS: usize = 32;
+/// Works on as long as there is time for it and `work` finds something to do.
+fn work_on(mut work: impl FnMut() -> bool) {
+    let until_us = clock::since_boot_us() + WORK_US;
+    while work() && clock::since_boot_us() < until_us {}
+}
 
 /// The time has come: close the connections whose sessions are over unnoticed, and do
 /// what is due. What does not fit into one wake waits until other clients have had
@@ -53,27 +46,20 @@ pub(crate) fn on_wake(ctx: &Context) {
     self_fencing::ask_if_needed(ctx);
     gate::look(ctx);
     close_clients(ctx);
-    telling::tell_waiting(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
-        let told_ms = telling::any_waits().then_some(now_ms + REFUSED_RETRY_MS);
-        let all_ms = [again_ms, told_ms, gate::wake_at_ms(now_ms)];
+        let all_ms = [again_ms, gate::wake_at_ms(now_ms)];
         let at_ms = all_ms.into_iter().flatten().min();
         if let Some(at_ms) = at_ms {
             timer::wake_by(ctx, at_ms, now_ms);
         }
         return;
     }
-    let mut left = WORK_A_WAKE;
-    while left > 0
-        && let Some(due) = TABLE.with_borrow_mut(|table| table.take_due(now_ms))
-    {
-        match do_due(ctx, due) {
-            Some(work) => left = left.saturating_sub(work),
-            None => break,
-        }
-    }
+    work_on(|| {
+        let due = TABLE.with_borrow_mut(|table| table.take_due(now_ms));
+        due.is_some_and(|due| do_due(ctx, due))
+    });
     close_clients(ctx);
     arm_timer(ctx, clock::now());
 }
@@ -81,35 +67,24 @@ pub(crate) fn on_wake(ctx: &Context) {
 /// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
 fn end_waits(ctx: &Context, now: Now, is_replica: bool) {
     if is_replica {
-        tell_in_parts(ctx, PLACES_A_WAKE, |table, at_most| {
-            table.forget_places(&LockError::Unblocked, at_most)
+        tell_all(ctx, |table| {
+            table.forget_places(&LockError::Unblocked, ENDS_AT_ONCE)
         });
     }
     TABLE.with_borrow_mut(|table| table.end_some_gone(WORK_A_WAKE));
-    tell_in_parts(ctx, WORK_A_WAKE, |table, at_most| {
-        table.give_up(now, at_most)
-    });
+    tell_all(ctx, |table| table.give_up(now, ENDS_AT_ONCE));
 }
 
-/// Tells of at most `at_most` ends as they are taken, and of fewer where a message takes
-/// long.
-fn tell_in_parts(
-    ctx: &Context,
-    at_most: usize,
-    take: impl Fn(&mut LockTable, usize) -> Vec<(Addressee, Answer)>,
-) {
-    let mut left = at_most;
-    while left > 0 {
-        let over = TABLE.with_borrow_mut(|table| take(table, left.min(ENDS_AT_ONCE)));
-        if over.is_empty() {
-            return;
-        }
+/// Tells of ends as they are taken.
+fn tell_all(ctx: &Context, take: impl Fn(&mut LockTable) -> Vec<(Addressee, Answer)>) {
+    work_on(|| {
+        let over = TABLE.with_borrow_mut(&take);
+        let is_any = !over.is_empty();
         for (addressee, answer) in over {
-            let is_message = addressee.is_place();
             tell(ctx, addressee, answer);
-            left = left.saturating_sub(if is_message { publish::weight() } else { 1 });
         }
-    }
+        is_any
+    });
 }
 
 fn close_clients(ctx: &Context) {
@@ -120,20 +95,14 @@ fn close_clients(ctx: &Context) {
 
 /// Does what is due to a lock, if this server may write to it. In a cluster it may not
 /// where the key's slot has moved, or is moving, to another node: only that node may
-/// grant the lock now, and the server redirects those who wait here. Returns how much
-/// work it was, or nothing where the server refuses every write.
-fn do_due(ctx: &Context, due: Due) -> Option<usize> {
+/// grant the lock now, and the server redirects those who wait here. Returns whether the
+/// server may take further writes.
+fn do_due(ctx: &Context, due: Due) -> bool {
     let key = due.key.clone();
-    let answer = match keyspace::in_cluster(ctx) {
-        true => ask(ctx, key.as_ref()),
-        false if !self_fencing::has_enough_replicas(ctx) => WriteAnswer::Refused,
-        // It was asked when the timer woke, and is the same for all keys.
-        false => WriteAnswer::Allowed,
-    };
-    let why = match answer {
-        WriteAnswer::Allowed => None,
-        WriteAnswer::Refused => Some(NotNow::Refused),
-        WriteAnswer::NotServedHere => Some(NotNow::NotServedHere),
+    // Elsewhere it was asked when the timer woke, and is the same for all keys.
+    let why = match keyspace::in_cluster(ctx) {
+        true => why_not(ctx, key.as_ref()),
+        false => (!self_fencing::has_enough_replicas(ctx)).then_some(NotNow::Refused),
     };
     if let Some(why) = why {
         let now_ms = clock::now().ms();
@@ -141,7 +110,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         if why == NotNow::NotServedHere {
             give_up_unheard(ctx, key.as_ref(), now_ms);
         }
-        return (why == NotNow::NotServedHere).then_some(1);
+        return why == NotNow::NotServedHere;
     }
     keyspace::select_db(ctx, key.as_ref().db);
     let done = panics::catch("a look at a lock", || {
@@ -149,10 +118,10 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     });
     if done.is_none() {
         // The look that was due is over, and nobody has planned the next.
-        let again_ms = clock::now().ms() + config::recheck_interval_ms();
+        let again_ms = clock::now().ms() + config::RECHECK_INTERVAL_MS.get();
         TABLE.with_borrow_mut(|table| table.key_touched(key.as_ref(), again_ms));
     }
-    Some(done.unwrap_or(1))
+    true
 }
 
 /// Another node of the cluster serves the key now, or is about to. The server ends the
@@ -167,48 +136,33 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
     }
 }
 
-fn do_to(key: LockKey<'_>, due: Due) -> usize {
+fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
+    let stored = read_lock(&open, key.as_ref(), Part::Whole(due.owner()));
     let now = clock::now();
-    let is_search = matches!(due.work, Work::CheckWait(_));
-    let mut looked_further = 0;
-    let done = step(key, |table, asked| {
+    let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
         table.settings.reads_other_keys = true;
-        let done = table.do_due(due, stored, now, asked);
-        looked_further = if asked.reads > 0 { SEARCH_WEIGHS } else { 0 };
-        done
+        table.do_due(due, stored, now, asked)
     });
-    let work = weigh(&done.step, is_search) + looked_further;
-    // There is nobody to whom an error could be told.
-    let _ = carry_out(key, open, now, done);
-    work
-}
-
-/// How much of [`WORK_A_WAKE`] a step is.
-fn weigh(step: &Step, is_search: bool) -> usize {
-    let writes = step.effects.len() + step.events.len();
-    let search = if is_search { SEARCH_WEIGHS } else { 1 };
-    let messages = step.offers / OFFERS_WEIGH_ONE;
-    let passed = step.passed / PASSED_WEIGH_ONE;
-    search + step.answers.len() + messages + passed + writes / WRITES_WEIGH_ONE
+    apply(key, open, now, &mut done.step);
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that
 /// are due.
 fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
     let due = TABLE.with_borrow(|table| table.next_due(now_ms));
-    due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
+    due.is_some_and(|key| why_not(ctx, key.as_ref()) == Some(NotNow::Refused))
 }
 
-fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
+/// Why nothing may be written to this key now, if nothing may.
+fn why_not(ctx: &Context, key: KeyRef<'_>) -> Option<NotNow> {
     #[cfg(feature = "planted-faults")]
     if Fault::NotFenced.planted() {
-        return WriteAnswer::Allowed;
+        return None;
     }
     if !self_fencing::has_enough_replicas(ctx) {
-        return WriteAnswer::Refused;
+        return Some(NotNow::Refused);
     }
     keyspace::select_db(ctx, key.db);
-    keyspace::with_named(ctx, key.name, |key| key.asks_for_a_write())
+    keyspace::with_named(ctx, key.name, |key| key.why_not_writable())
 }

@@ -1,7 +1,8 @@
 //! The gate: whether anything may be granted or handed on now, and when that changes.
 //!
 //! Every reason for which nothing may be is asked for here. Commands and timers take
-//! their steps by what [`is_open`] says; whoever waits is served when it opens.
+//! their steps by what [`is_open`] says. Whoever waits is served when a grace period ends;
+//! where replicas come back, at the next look at each lock, half a second later at most.
 
 use std::cell::Cell;
 
@@ -14,31 +15,22 @@ use redis_lock_core::error::LockError;
 use redis_lock_core::grace::Grace;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
-use redis_lock_core::table::{LockTable, REFUSED_RETRY_MS};
+use redis_lock_core::table::LockTable;
 
 thread_local! {
     /// The grace period, as long as nobody has seen that it is over.
     static GRACE: Cell<Option<Grace>> = const { Cell::new(None) };
-
-    /// Whether the gate was found closed because of too few replicas, and nobody has
-    /// seen that it is open again.
-    static LACKS_REPLICAS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Begins anew, as a module that has just been loaded.
 pub(super) fn reset() {
     GRACE.set(None);
-    LACKS_REPLICAS.set(false);
 }
 
 /// Whether anything may be granted or handed on now.
 #[inline]
 pub(super) fn is_open(ctx: &Context) -> bool {
-    let has_enough = self_fencing::has_enough_replicas(ctx);
-    if !has_enough {
-        LACKS_REPLICAS.set(true);
-    }
-    has_enough && is_grace_over()
+    self_fencing::has_enough_replicas(ctx) && is_grace_over()
 }
 
 /// Refuses what the server itself would refuse, if it counted its replicas now. Returns
@@ -73,11 +65,7 @@ pub(crate) fn grace_left_ms() -> i64 {
 /// When the gate has to be looked at, in milliseconds since 1970, if ever.
 pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
     let left_ms = |grace: Grace| grace.left_ms(clock::since_boot_ms());
-    let grace_ends = GRACE.get().map(left_ms);
-    let is_waited_for = LACKS_REPLICAS.get() && TABLE.with_borrow(LockTable::anybody_waits);
-    let look_again = is_waited_for.then_some(REFUSED_RETRY_MS);
-    let soonest_ms = grace_ends.into_iter().chain(look_again).min()?;
-    Some(now_ms.saturating_add(soonest_ms))
+    Some(now_ms.saturating_add(GRACE.get().map(left_ms)?))
 }
 
 /// What the server demands of its replicas may have changed.
@@ -104,7 +92,7 @@ pub(crate) fn role_changed(ctx: &Context, is_primary: bool) {
 }
 
 fn begin_grace(ctx: &Context, what: &str) {
-    let length_ms = config::grace_period_ms();
+    let length_ms = config::GRACE_PERIOD_MS.get();
     let before = GRACE.take();
     if length_ms == 0 {
         return;
@@ -125,7 +113,7 @@ pub(crate) fn grace_period_set(ctx: &Context) {
     let Some(mut grace) = GRACE.get() else {
         return;
     };
-    grace.set_length(config::grace_period_ms(), clock::since_boot_ms());
+    grace.set_length(config::GRACE_PERIOD_MS.get(), clock::since_boot_ms());
     GRACE.set(Some(grace));
     let left_ms = grace_left_ms();
     if left_ms > 0 {
@@ -134,19 +122,11 @@ pub(crate) fn grace_period_set(ctx: &Context) {
     arm_timer(ctx, clock::now());
 }
 
-/// Lets those who wait be looked at, if the gate has opened.
+/// Lets those who wait be looked at, if the grace period has ended.
 pub(super) fn look(ctx: &Context) {
-    let mut has_opened = false;
     if GRACE.get().is_some() && grace_left_ms() == 0 {
         GRACE.set(None);
-        has_opened = true;
         ctx.log_notice("grace period ends: locks are granted again");
-    }
-    if LACKS_REPLICAS.get() && self_fencing::has_enough_replicas(ctx) {
-        LACKS_REPLICAS.set(false);
-        has_opened = true;
-    }
-    if has_opened {
         TABLE.with_borrow_mut(LockTable::everything_touched);
     }
 }

@@ -16,7 +16,7 @@ use redis_lock_core::table::{ContendedView, LockView, Totals};
 /// Shows a lock.
 pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let open = OpenLock::open_to_read(key);
-    let stored = read_lock(&open, key.as_ref(), None, Part::Whole)?;
+    let stored = read_lock(&open, key.as_ref(), Part::Whole(None))?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
         table.end_gone_on(key.as_ref(), &stored);
@@ -38,7 +38,9 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
     let with_holders = locks.into_iter().map(|lock| {
         let key = lock.key.as_ref();
         let stored = any_slot.then(|| {
-            keyspace::with_named(ctx, key.name, |key| OpenLock::open_to_read(key).read(None))
+            keyspace::with_named(ctx, key.name, |key| {
+                OpenLock::open_to_read(key).read(Part::Whole(None), None)
+            })
         });
         let holders = TABLE.with_borrow_mut(|table| {
             // What is no lock is held by nobody.

@@ -2,10 +2,9 @@
 //!
 //! # What it costs by default
 //! To ask whether anybody listens to the channel of a lock takes 4 of 100 instructions of
-//! its acquire and release, and 13 in a cluster. So where nobody has listened lately, that
-//! is not asked at each release: locks that come free within [`QUIET_MS`] of the last
-//! question are noted. When the server's cron runs it looks whether anybody listens to
-//! anything, and only then are they asked for, one by one.
+//! its acquire and release, and 13 in a cluster. So where nobody has listened lately, locks
+//! that come free are only noted. When the server's cron runs, ten times a second, it looks
+//! whether anybody listens to anything, and only then are they asked for, one by one.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,9 +15,6 @@ use crate::config::{self, RedissonNotify};
 use crate::server::keyspace::LockKey;
 use crate::server::publish;
 
-/// For how long nobody is asked for where nobody listens. The cron comes as often.
-const QUIET_MS: i64 = 100;
-
 /// Who has listened this lately may do so again.
 const LATELY_MS: i64 = 60_000;
 
@@ -28,10 +24,7 @@ const NOTED: usize = 1000;
 type Name = SmallVec<[u8; 64]>;
 
 thread_local! {
-    /// Until when locks that come free are only noted, by the steady clock.
-    static QUIET_UNTIL_MS: Cell<i64> = const { Cell::new(i64::MIN) };
-
-    /// When anybody listened last.
+    /// When anybody listened last, by the steady clock.
     static HEARD_AT_MS: Cell<i64> = const { Cell::new(i64::MIN) };
 
     static FREED: RefCell<Vec<Name>> = const { RefCell::new(Vec::new()) };
@@ -39,7 +32,6 @@ thread_local! {
 
 /// Begins anew, as a module that has just been loaded.
 pub(super) fn reset() {
-    QUIET_UNTIL_MS.set(i64::MIN);
     HEARD_AT_MS.set(i64::MIN);
     FREED.take();
 }
@@ -49,11 +41,12 @@ pub(super) fn tell(key: LockKey<'_>, now_ms: i64) {
     let (ctx, name) = (key.ctx(), key.as_ref().name);
     match config::redisson_notify() {
         RedissonNotify::No => {}
-        RedissonNotify::Publish => publish::release_to_all(ctx, name, "PUBLISH"),
-        RedissonNotify::Spublish => publish::release_to_all(ctx, name, "SPUBLISH"),
-        RedissonNotify::Auto if now_ms >= QUIET_UNTIL_MS.get() => tell_now(ctx, name, now_ms),
+        RedissonNotify::By(command) => publish::release_to_all(ctx, name, command),
         RedissonNotify::Auto => {
-            if note(name) >= NOTED {
+            let is_quiet = now_ms.saturating_sub(HEARD_AT_MS.get()) > LATELY_MS;
+            if !is_quiet {
+                tell_now(ctx, name, now_ms);
+            } else if note(name) >= NOTED {
                 tell_noted(ctx, now_ms);
             }
         }
@@ -64,11 +57,6 @@ fn tell_now(ctx: &Context, name: &[u8], now_ms: i64) {
     if publish::release_to_listeners(ctx, name) {
         HEARD_AT_MS.set(now_ms);
     }
-    let is_quiet = now_ms.saturating_sub(HEARD_AT_MS.get()) > LATELY_MS;
-    QUIET_UNTIL_MS.set(match is_quiet {
-        true => now_ms + QUIET_MS,
-        false => i64::MIN,
-    });
 }
 
 /// Notes a lock, and returns how many are.

@@ -26,17 +26,6 @@ const PAUSE_MS: i64 = 500;
 /// How often replicas are asked again for an acknowledgement.
 const ASK_AGAIN_MS: i64 = 100;
 
-/// Beyond which offset of the stream an acknowledgement counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Beyond {
-    /// Any will do.
-    Nothing,
-    /// There was a pause, and nobody has looked since how much was written.
-    NotKnownYet,
-    /// What was written before the pause.
-    Offset(i64),
-}
-
 #[derive(Clone, Copy)]
 struct State {
     demand: Demand,
@@ -44,13 +33,17 @@ struct State {
     /// machine.
     ran_ms: i64,
     pause_ms: i64,
-    beyond: Beyond,
+    /// After a pause, how much of the stream was written before it: an acknowledgement of
+    /// no more does not count. [`NOT_KNOWN`] until somebody looks.
+    paused_at: Option<i64>,
     /// When the replicas were counted, and whether they were enough.
     counted: Option<(i64, bool)>,
     /// When the replicas were asked.
     asked_ms: i64,
-    is_to_ask: bool,
 }
+
+/// No acknowledgement is of more.
+const NOT_KNOWN: i64 = i64::MAX;
 
 thread_local! {
     /// Nothing where the server demands nothing of its replicas.
@@ -64,10 +57,9 @@ pub(super) fn begin(ctx: &Context) {
         demand,
         ran_ms,
         pause_ms: PAUSE_MS,
-        beyond: Beyond::Nothing,
+        paused_at: None,
         counted: None,
         asked_ms: 0,
-        is_to_ask: false,
     }));
 }
 
@@ -92,7 +84,7 @@ pub(super) fn on_cron(ctx: &Context, hz: i32) {
     state.pause_ms = PAUSE_MS.max(2000 / i64::from(hz.max(1)));
     state.note_run(clock::since_boot_ms());
     STATE.set(Some(state));
-    if state.beyond == Beyond::NotKnownYet {
+    if state.paused_at == Some(NOT_KNOWN) {
         has_enough_replicas(ctx);
     }
 }
@@ -100,22 +92,20 @@ pub(super) fn on_cron(ctx: &Context, hz: i32) {
 /// Asks the replicas, if they have to be. It comes where the module may write, and
 /// writes nothing else.
 pub(super) fn ask_if_needed(ctx: &Context) {
-    if let Some(state) = STATE.get().filter(|state| state.is_to_ask)
-        && !keyspace::must_not_write(ctx)
-    {
-        STATE.set(Some(State {
-            is_to_ask: false,
-            asked_ms: clock::since_boot_ms(),
-            ..state
-        }));
-        replicas::ask_for_acknowledgements(ctx);
+    let now_ms = clock::since_boot_ms();
+    if let Some(state) = STATE.get().filter(|state| state.is_to_ask(now_ms)) {
+        let asked_ms = now_ms;
+        STATE.set(Some(State { asked_ms, ..state }));
+        if !keyspace::must_not_write(ctx) {
+            replicas::ask_for_acknowledgements(ctx);
+        }
     }
 }
 
 impl State {
     fn note_run(&mut self, now_ms: i64) {
         if now_ms - self.ran_ms > self.pause_ms {
-            self.beyond = Beyond::NotKnownYet;
+            self.paused_at = Some(NOT_KNOWN);
             self.counted = None;
         }
         self.ran_ms = now_ms;
@@ -129,23 +119,22 @@ impl State {
         {
             return was_enough;
         }
-        let beyond = match self.beyond {
-            Beyond::Nothing => None,
-            Beyond::NotKnownYet => Some(i64::MAX),
-            Beyond::Offset(offset) => Some(offset),
-        };
         let stream = replicas::look(ctx).unwrap_or_default();
-        if self.beyond == Beyond::NotKnownYet {
-            self.beyond = Beyond::Offset(stream.written);
+        let is_enough = stream.good(self.demand.max_lag_s, self.paused_at) >= self.demand.count;
+        if self.paused_at == Some(NOT_KNOWN) {
+            self.paused_at = Some(stream.written);
         }
-        let is_enough = stream.good(self.demand.max_lag_s, beyond) >= self.demand.count;
         self.counted = Some((now_ms, is_enough));
-        if !is_enough && beyond.is_some() && now_ms - self.asked_ms >= ASK_AGAIN_MS {
-            self.is_to_ask = true;
-            let wall_ms = clock::now().ms();
-            timer::wake_by(ctx, wall_ms, wall_ms);
-        }
         STATE.set(Some(self));
+        if self.is_to_ask(now_ms) {
+            timer::wake_now(ctx);
+        }
         is_enough
+    }
+
+    /// Whether the replicas have to acknowledge something newer before they count.
+    fn is_to_ask(self, now_ms: i64) -> bool {
+        let lacks_some = matches!(self.counted, Some((_, false)));
+        lacks_some && self.paused_at.is_some() && now_ms - self.asked_ms >= ASK_AGAIN_MS
     }
 }

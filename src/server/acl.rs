@@ -1,12 +1,12 @@
 //! Which keys a client may read, and to which channels it may publish.
 
 use std::ffi::c_int;
-use std::ptr::NonNull;
 
 use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
-use crate::server::clients::{self, UserName};
+use crate::server::clients;
+use crate::server::registration;
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
 
@@ -15,49 +15,32 @@ pub(crate) enum User {
     /// The server or a module, which may do everything.
     Unrestricted,
     /// One of the server's users.
-    Named(Rights),
+    Named(RedisString),
     /// A user that has been removed or switched off since it connected.
     Gone,
-}
-
-/// The server's record of a user's rights.
-pub(crate) struct Rights {
-    user: NonNull<raw::RedisModuleUser>,
-    name: RedisString,
 }
 
 impl User {
     /// The user that runs this command, in a script the one who called it.
     pub(crate) fn running(ctx: &Context) -> Self {
         match clients::name_of_user(ctx, clients::running(ctx)) {
-            UserName::Named(name) => return Self::named(name),
-            UserName::NotNamed => return Self::Gone,
-            UserName::None => {}
-        }
-        if !has_user(ctx) {
-            return Self::Unrestricted;
+            Some(name) => return name.map_or(Self::Gone, Self::Named),
+            None if !has_user(ctx) => return Self::Unrestricted,
+            None => {}
         }
         // SAFETY: the context is that of a running command, whose client has a user.
-        let name = unsafe { (api().get_current_user_name)(ctx.ctx) };
+        let name = unsafe { api!(get_current_user_name)(ctx.ctx) };
         match name.is_null() {
             true => Self::Gone,
             // The name is ours to free.
-            false => Self::named(RedisString::from_redis_module_string(ctx.ctx, name)),
+            false => Self::Named(RedisString::from_redis_module_string(ctx.ctx, name)),
         }
     }
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
-        match clients::name_of_user(ctx, client) {
-            UserName::Named(name) => Self::named(name),
-            UserName::NotNamed | UserName::None => Self::Gone,
-        }
-    }
-
-    fn named(name: RedisString) -> Self {
-        // SAFETY: the name lives through the call.
-        let user = unsafe { (api().get_module_user_from_user_name)(name.inner) };
-        NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights { user, name }))
+        let name = clients::name_of_user(ctx, client).flatten();
+        name.map_or(Self::Gone, Self::Named)
     }
 
     /// Returns whether the user may read the key of this name.
@@ -66,7 +49,7 @@ impl User {
             let key = server_str::make(key);
             let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
             // SAFETY: the user and the key live through the call.
-            unsafe { (api().acl_check_key_permissions)(user, key.inner, access) }
+            unsafe { api!(acl_check_key_permissions)(user, key.inner, access) }
         })
     }
 
@@ -76,17 +59,17 @@ impl User {
             let channel = server_str::make(channel);
             let access = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
             // SAFETY: the user and the channel live through the call.
-            unsafe { (api().acl_check_channel_permissions)(user, channel.inner, access) }
+            unsafe { api!(acl_check_channel_permissions)(user, channel.inner, access) }
         })
     }
 
     /// Returns whether the user may use this database. From Valkey 9.1 on one may be kept
     /// from some.
     pub(crate) fn may_use_database(&self, ctx: &Context, db: i32) -> bool {
-        let Self::Named(rights) = self else {
+        let Self::Named(name) = self else {
             return matches!(self, Self::Unrestricted);
         };
-        let told = ctx.call("ACL", &[&b"GETUSER"[..], rights.name.as_slice()]);
+        let told = ctx.call("ACL", &[&b"GETUSER"[..], name.as_slice()]);
         let Ok(RedisValue::Array(fields)) = told else {
             return true;
         };
@@ -105,10 +88,18 @@ impl User {
     }
 
     fn may(&self, check: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> bool {
-        match self {
-            Self::Unrestricted => true,
-            Self::Named(rights) => check(rights.user.as_ptr()) == raw::REDISMODULE_OK as c_int,
-            Self::Gone => false,
+        let Self::Named(name) = self else {
+            return matches!(self, Self::Unrestricted);
+        };
+        // SAFETY: the name lives through the call. The user is ours to free.
+        unsafe {
+            let user = api!(get_module_user_from_user_name)(name.inner);
+            if user.is_null() {
+                return false;
+            }
+            let answer = check(user);
+            api!(free_module_user)(user);
+            answer == raw::REDISMODULE_OK as c_int
         }
     }
 }
@@ -120,12 +111,12 @@ fn has_user(ctx: &Context) -> bool {
     // SAFETY: the format says that no argument follows, and that the call runs
     // as the user of the context's client. The reply is freed at once.
     unsafe {
-        let reply = (api().call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
+        let reply = api!(call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
         if reply.is_null() {
             let error = std::io::Error::last_os_error().raw_os_error();
-            return error != Some(rustix::io::Errno::NOTSUP.raw_os_error());
+            return error != Some(libc::ENOTSUP);
         }
-        (api().free_call_reply)(reply);
+        api!(free_call_reply)(reply);
         true
     }
 }
@@ -134,8 +125,7 @@ fn has_user(ctx: &Context) -> bool {
 /// assertion if the module were unloaded: from Redis 7.2 on it reads the rules of all users
 /// anew then, and knows the command no more.
 pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
-    // SAFETY: the function takes no arguments.
-    if unsafe { (api().get_server_version)() } < FIRST_TO_READ_RULES_ANEW {
+    if registration::server_version() < (7, 2) {
         return None;
     }
     let RedisValue::Array(users) = ctx.call("ACL", &["LIST"]).ok()? else {
@@ -152,14 +142,4 @@ pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<Str
         let is_pinned = rules.split([' ', '(', ')']).any(names_one);
         is_pinned.then(|| rules.split(' ').nth(1).unwrap_or_default().to_owned())
     })
-}
-
-/// Redis 7.2.
-const FIRST_TO_READ_RULES_ANEW: c_int = 0x0007_0200;
-
-impl Drop for Rights {
-    fn drop(&mut self) {
-        // SAFETY: `User::named` got the user from the server, and nobody else has it.
-        unsafe { (api().free_module_user)(self.user.as_ptr()) };
-    }
 }

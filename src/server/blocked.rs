@@ -42,7 +42,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use redis_module::{Context, raw};
+use redis_module::{Context, ContextFlags, raw};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -50,6 +50,7 @@ use crate::server::clients;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
 use crate::server::panics;
+use crate::server::registration;
 use crate::server::reply::{Reply, refusal};
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
@@ -82,17 +83,13 @@ thread_local! {
 
 /// Returns whether a reply to a blocked client is in its buffer as soon as it is written.
 fn replies_are_sent_early() -> bool {
-    // SAFETY: the function takes no arguments.
-    let version = unsafe { (api().get_server_version)() };
-    version < 0x0007_0200
+    registration::server_version() < (7, 2)
 }
 
 /// Returns whether the client that runs this command can be blocked. In a
 /// transaction or a script it can't.
 pub(crate) fn may_block(ctx: &Context) -> bool {
-    // SAFETY: the context is alive.
-    let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
-    flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
+    !ctx.get_flags().contains(ContextFlags::DENY_BLOCKING)
 }
 
 /// Blocks the client that runs this command until [`answer`] is called for this
@@ -115,7 +112,7 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
     // the reference back, unless it refuses to block the client. It only reads the
     // names, and during the call.
     unsafe {
-        let handle = (api().block_client_on_keys)(
+        let handle = api!(block_client_on_keys)(
             key.ctx().ctx,
             Some(on_signal),
             Some(on_timeout),
@@ -132,7 +129,7 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
             ticket.reply(key.ctx(), &told);
             return;
         }
-        (api().set_disconnect_callback)(handle, Some(on_disconnect));
+        api!(set_disconnect_callback)(handle, Some(on_disconnect));
         ticket.handle.set(handle);
     }
     TICKETS.with_borrow_mut(|tickets| tickets.insert(waiter, ticket));
@@ -169,7 +166,7 @@ impl Ticket {
             return;
         }
         // SAFETY: the handle is valid, since `on_free` has not run yet.
-        unsafe { (api().unblock_client)(handle, ptr::null_mut()) };
+        unsafe { api!(unblock_client)(handle, ptr::null_mut()) };
     }
 
     /// Takes what it is to be told. Nobody can answer it any more.
@@ -218,7 +215,7 @@ unsafe fn ticket_of<'t>(ctx: *mut raw::RedisModuleCtx) -> Option<&'t Ticket> {
     // SAFETY: the private data is the reference that `block` gave away and that
     // `on_free` has not taken back yet.
     unsafe {
-        (api().get_blocked_client_private_data)(ctx)
+        api!(get_blocked_client_private_data)(ctx)
             .cast::<Ticket>()
             .as_ref()
     }
@@ -293,7 +290,7 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
         ticket.handle.set(ptr::null_mut());
         // SAFETY: the context is alive.
-        let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
+        let client_gone = unsafe { api!(blocked_client_disconnected)(ctx) != 0 };
         let heard = match ticket.take_state() {
             State::Answered(answer) if is_grant(&answer) => false,
             State::Buffered => !client_gone,

@@ -42,7 +42,7 @@ pub(crate) fn run(ctx: &Context, command: &[ServerStr<'_>]) -> Option<CallReply>
     // SAFETY: the context is that of a running command. The format announces a list of
     // server strings and its length, which live through the call.
     NonNull::new(unsafe {
-        (api().call)(
+        api!(call)(
             ctx.ctx,
             name.as_ptr(),
             AS_THE_CLIENT.as_ptr(),
@@ -72,7 +72,7 @@ impl CallReply {
     /// Sends the reply as it is. Returns whether that was possible.
     pub(super) fn send(&self, ctx: &Context) -> bool {
         // SAFETY: the context is alive, and so is the reply.
-        unsafe { (api().reply_with_call_reply)(ctx.ctx, self.0.as_ptr()) == 0 }
+        unsafe { api!(reply_with_call_reply)(ctx.ctx, self.0.as_ptr()) == 0 }
     }
 
     /// The text of the error, if it is one.
@@ -80,10 +80,10 @@ impl CallReply {
         let (mut length, reply) = (0, self.0.as_ptr());
         // SAFETY: the reply is alive, and its text as long as it.
         let text = unsafe {
-            if (api().call_reply_type)(reply) != raw::REDISMODULE_REPLY_ERROR as c_int {
+            if api!(call_reply_type)(reply) != raw::REDISMODULE_REPLY_ERROR as c_int {
                 return None;
             }
-            let start = (api().call_reply_string_ptr)(reply, &raw mut length);
+            let start = api!(call_reply_string_ptr)(reply, &raw mut length);
             std::slice::from_raw_parts(start.cast::<u8>(), length)
         };
         std::str::from_utf8(text).ok()
@@ -109,7 +109,7 @@ impl CallReply {
 impl Drop for CallReply {
     fn drop(&mut self) {
         // SAFETY: `run` got the reply from the server, and nobody else has it.
-        unsafe { (api().free_call_reply)(self.0.as_ptr()) };
+        unsafe { api!(free_call_reply)(self.0.as_ptr()) };
     }
 }
 
@@ -142,7 +142,7 @@ fn positions_of_keys(ctx: &Context, command: &[ServerStr<'_>]) -> Vec<usize> {
     // SAFETY: the context is that of a running command, and the strings live through the
     // call. The server returns `count` positions, or a null, and the list is ours to free.
     unsafe {
-        let keys = (api().get_command_keys_with_flags)(
+        let keys = api!(get_command_keys_with_flags)(
             ctx.ctx,
             command.as_mut_ptr(),
             length,
@@ -157,7 +157,7 @@ fn positions_of_keys(ctx: &Context, command: &[ServerStr<'_>]) -> Vec<usize> {
         let positions = positions
             .filter_map(|at| usize::try_from(*at).ok())
             .collect();
-        (api().free)(keys.cast::<c_void>());
+        api!(free)(keys.cast::<c_void>());
         positions
     }
 }

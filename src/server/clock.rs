@@ -33,7 +33,6 @@ pub(crate) fn since_boot_us() -> i64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // By libc: rustix crashes under valgrind, which counts instructions.
     // SAFETY: the place lives through the call.
     unsafe { libc::clock_gettime(SINCE_BOOT, &raw mut time) };
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000

@@ -29,7 +29,7 @@ pub(crate) fn register<C: Command>(ctx: &Context) -> Result<(), String> {
     let key = c_int::from(C::DOC.key_change.is_some());
     // SAFETY: the context is that of the load, and both strings last.
     let status =
-        unsafe { (api().create_command)(ctx.ctx, name, Some(invoke::<C>), flags, key, key, key) };
+        unsafe { api!(create_command)(ctx.ctx, name, Some(invoke::<C>), flags, key, key, key) };
     if status != 0 {
         return Err(format!("the server refuses the command {:?}", C::DOC.name));
     }
@@ -45,7 +45,7 @@ unsafe extern "C" fn invoke<C: Command>(
     let context = Context::new(ctx);
     if argc < C::DOC.min_args {
         // SAFETY: the context is that of the running command.
-        return unsafe { (api().wrong_arity)(ctx) };
+        return unsafe { api!(wrong_arity)(ctx) };
     }
     // SAFETY: the server passes this many arguments, the command's name first, which live
     // as long as the call. A `ServerStr` is a pointer to one.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use redis_module::Context;
 
-use redis_lock_core::keys::KeyRef;
+use crate::server::server_str::ServerStr;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, WaitEnd};
@@ -23,19 +23,9 @@ use redis_lock_core::table::{Answer, WaitEnd};
 ///   to differ; the end of a connection, a flush and a swap allow no writes. They note
 ///   what happened, and ask for a wake-up.
 pub(crate) struct Hooks {
-    /// Returns whether an event on a key can be of interest now. It is asked at
-    /// every write to the server, so it must be cheap.
-    pub(crate) awake: fn() -> bool,
-
-    /// Returns whether the data is that of another server, or of this one before it
-    /// was started. Asked as often.
-    pub(crate) receives: fn() -> bool,
-
-    /// This key has been received, or some of its fields.
-    pub(crate) key_received: fn(&Context, KeyRef<'_>),
-
-    /// Something happened to this key.
-    pub(crate) key_touched: fn(&Context, KeyRef<'_>),
+    /// This happened to the key of this name. It is called at every write to the server, so
+    /// it must soon see whether that matters.
+    pub(crate) key_event: fn(&Context, &[u8], ServerStr<'_>),
 
     /// Any key may have changed: databases were flushed, or changed places.
     pub(crate) everything_touched: fn(&Context),
@@ -47,15 +37,11 @@ pub(crate) struct Hooks {
     /// be told, if it is anything but that it was not granted the lock.
     pub(crate) waiter_left: fn(&Context, WaiterId, WaitEnd) -> Option<Answer>,
 
-    /// Returns whether anything waits for replicas. It is asked in each turn of the
-    /// event loop.
-    pub(crate) awaits_replicas: fn() -> bool,
-
     /// A replica has come or gone.
     pub(crate) replicas_changed: fn(&Context),
 
-    /// A turn of the event loop ends, and something waits for replicas. What is
-    /// propagated now is sent with what was written in this turn.
+    /// A turn of the event loop ends. What is propagated now is sent with what was written
+    /// in this turn.
     pub(crate) turn_ends: fn(&Context),
 
     /// A grant is in the output buffer of its client, and an error may yet take its place.
@@ -83,14 +69,6 @@ pub(crate) fn register(hooks: &'static Hooks) {
 /// The registered hooks.
 #[inline]
 pub(super) fn hooks() -> &'static Hooks {
-    match HOOKS.get() {
-        Some(hooks) => hooks,
-        None => not_registered(),
-    }
-}
-
-/// Without hooks no callback is registered either.
-#[cold]
-fn not_registered() -> ! {
-    abort()
+    // Without hooks no callback is registered either.
+    HOOKS.get().unwrap_or_else(|| abort())
 }

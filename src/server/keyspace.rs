@@ -1,28 +1,14 @@
 //! Keys, databases, and whether this server may write.
 
-use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use crc::{CRC_16_XMODEM, Crc};
-use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
+use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags};
 
 use crate::server::api::api;
 use crate::server::server_str::{self, ServerStr};
 use redis_lock_core::keys::KeyRef;
-
-/// What the server says of a command that writes to a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriteAnswer {
-    /// The command would run.
-    Allowed,
-    /// No key may be written now: too few replicas are connected
-    /// (`min-replicas-to-write`), the disk had an error (`MISCONF`), or the cluster
-    /// is down.
-    Refused,
-    /// In a cluster, the key's slot belongs to another node, or is on its way
-    /// there and the key is not here.
-    NotServedHere,
-}
+use redis_lock_core::table::NotNow;
 
 /// Part of the server's error for a key whose slot it does not serve.
 const NON_LOCAL: &str = "non local key";
@@ -79,9 +65,11 @@ impl<'c> LockKey<'c> {
         self.key
     }
 
-    /// Asks whether a command may write to this key. The server does not check what
-    /// the module writes by itself.
-    pub(crate) fn asks_for_a_write(&self) -> WriteAnswer {
+    /// Why no command may write to this key now, if none may. Of every key that is so where
+    /// too few replicas are connected (`min-replicas-to-write`), the disk had an error
+    /// (`MISCONF`), or the cluster is down. The server does not check what the module writes
+    /// by itself.
+    pub(crate) fn why_not_writable(&self) -> Option<NotNow> {
         // A write that changes nothing: `GT` sets an expiry only where it is later
         // than the present one, and 1970 never is.
         const PAST: &[u8] = b"1";
@@ -91,26 +79,11 @@ impl<'c> LockKey<'c> {
             .build();
         let args = [self.name.bytes(), PAST, b"GT".as_slice()];
         let reply: CallResult<'_> = self.ctx.call_ext("PEXPIREAT", &options, &args);
-        match reply {
-            Ok(_) => WriteAnswer::Allowed,
-            Err(error) if String::from_utf8_lossy(error.as_bytes()).contains(NON_LOCAL) => {
-                WriteAnswer::NotServedHere
-            }
-            Err(_) => WriteAnswer::Refused,
+        let error = reply.err()?;
+        match String::from_utf8_lossy(error.as_bytes()).contains(NON_LOCAL) {
+            true => Some(NotNow::NotServedHere),
+            false => Some(NotNow::Refused),
         }
-    }
-
-    /// Lets `body` use another key, maybe in another database.
-    pub(crate) fn with_other<R>(
-        &self,
-        other: KeyRef<'_>,
-        body: impl FnOnce(LockKey<'_>) -> R,
-    ) -> R {
-        let selected = selected_db(self.ctx);
-        select_db(self.ctx, other.db);
-        let result = with_named(self.ctx, other.name, body);
-        select_db(self.ctx, selected);
-        result
     }
 }
 
@@ -124,14 +97,14 @@ pub(crate) fn with_named<R>(ctx: &Context, name: &[u8], body: impl FnOnce(LockKe
 /// The database that the context has selected.
 pub(crate) fn selected_db(ctx: &Context) -> i32 {
     // SAFETY: the context is alive.
-    unsafe { (api().get_selected_db)(ctx.ctx) }
+    unsafe { api!(get_selected_db)(ctx.ctx) }
 }
 
 /// Selects a database in a context of our own, such as that of a timer.
 pub(crate) fn select_db(ctx: &Context, db: i32) {
     // SAFETY: the context is alive. The number came from the server, so the
     // database exists.
-    unsafe { (api().select_db)(ctx.ctx, db) };
+    unsafe { api!(select_db)(ctx.ctx, db) };
 }
 
 /// Returns whether this server is part of a cluster, which never changes.
@@ -150,17 +123,11 @@ fn slot_of(name: &[u8]) -> u16 {
     const CHECKSUM: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
     const SLOTS: u16 = 16384;
     let tag = || {
-        let (_, rest) = split_at_byte(name, b'{')?;
-        let (tag, _) = split_at_byte(rest, b'}')?;
-        (!tag.is_empty()).then_some(tag)
+        let rest = name.splitn(2, |byte| *byte == b'{').nth(1)?;
+        let end = rest.iter().position(|byte| *byte == b'}')?;
+        rest.get(..end).filter(|tag| !tag.is_empty())
     };
     CHECKSUM.checksum(tag().unwrap_or(name)) % SLOTS
-}
-
-/// What stands before and behind the first such byte.
-fn split_at_byte(name: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
-    let at = name.iter().position(|one| *one == byte)?;
-    Some((name.get(..at)?, name.get(at + 1..)?))
 }
 
 /// Returns whether a command without keys can read a key of any slot. While a
@@ -168,36 +135,34 @@ fn split_at_byte(name: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
 /// that command's slot: a command without keys has none by itself, but has that of
 /// the others in a transaction or a script.
 pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
-    let flags = ctx.get_flags();
-    !flags.contains(ContextFlags::CLUSTER)
-        || !flags.intersects(ContextFlags::MULTI | ContextFlags::LUA)
+    !in_cluster(ctx)
+        || !ctx
+            .get_flags()
+            .intersects(ContextFlags::MULTI | ContextFlags::LUA)
 }
 
 /// Returns whether a write outside of a client's command must wait: this server is
 /// a replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.
 pub(crate) fn must_not_write(ctx: &Context) -> bool {
-    // SAFETY: the function takes no arguments.
-    is_replica(ctx) || unsafe { (api().avoid_replica_traffic)() != 0 }
+    is_replica(ctx) || is_silence_promised()
 }
 
 /// Returns whether a key that is over may be taken for one that is not there, although it
 /// is, so that nothing may be written in its place. Only a transaction sees that which has
 /// paused writes itself, or made the server a replica.
 pub(crate) fn hides_expired(ctx: &Context) -> bool {
-    // SAFETY: the context is alive, and the other function takes no arguments.
-    unsafe {
-        (api().avoid_replica_traffic)() != 0
-            || (api().get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int
-                != 0
-    }
+    is_silence_promised() || ctx.get_flags().contains(ContextFlags::READONLY)
+}
+
+fn is_silence_promised() -> bool {
+    // SAFETY: the function takes no arguments.
+    unsafe { api!(avoid_replica_traffic)() != 0 }
 }
 
 /// Returns whether this server is a replica.
 pub(crate) fn is_replica(ctx: &Context) -> bool {
-    // SAFETY: the context is alive.
-    let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
-    flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
+    !ctx.get_flags().contains(ContextFlags::MASTER)
 }
 
 #[cfg(test)]

@@ -19,13 +19,7 @@ pub(crate) mod clock;
 pub(crate) mod command;
 mod dump;
 pub(crate) mod hooks;
-#[cfg_attr(
-    any(not(target_os = "linux"), feature = "no-kernel-timer"),
-    path = "no_kernel_timer.rs"
-)]
-mod kernel_timer;
 pub(crate) mod keyspace;
-pub(crate) mod notifications;
 pub(crate) mod open_lock;
 pub(crate) mod panics;
 pub(crate) mod publish;
@@ -33,7 +27,5 @@ pub(crate) mod registration;
 pub(crate) mod replicas;
 pub(crate) mod reply;
 pub(crate) mod server_str;
-pub(crate) mod stream;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
-pub(crate) mod turns;

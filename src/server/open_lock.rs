@@ -26,17 +26,15 @@ pub(crate) struct OpenLock<'c> {
     _main_thread_only: PhantomData<*const ()>,
 }
 
-/// How much of a lock has to be known.
+/// How much of a lock has to be known. Where the lock names this owner, it shares the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Part<'o> {
     /// All of it, whoever holds it.
-    Whole,
-    /// All of it. Most likely the asker alone holds it.
-    OfAsker,
-    /// The same, but not when the lease of the asker alone ends.
-    OfAskerWithoutLeaseEnd,
-    /// The same, but not when that lease ends if it has a single hold.
-    OfAskerUnlessSingleHold,
+    Whole(Option<&'o Owner>),
+    /// All of it. Most likely this owner alone holds it, whom the command names.
+    Of(&'o Owner),
+    /// The same, but not when the lease of that owner alone ends.
+    WithoutLeaseEnd(&'o Owner),
 }
 
 impl<'c> OpenLock<'c> {
@@ -62,7 +60,7 @@ impl<'c> OpenLock<'c> {
     fn open_as(key: LockKey<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive for 'c, and `drop` closes
         // the handle before either ends.
-        let handle = unsafe { (api().open_key)(key.ctx().ctx, key.name().inner(), mode as c_int) };
+        let handle = unsafe { api!(open_key)(key.ctx().ctx, key.name().inner(), mode as c_int) };
         Self {
             key,
             handle,
@@ -70,99 +68,93 @@ impl<'c> OpenLock<'c> {
         }
     }
 
-    fn field(&self, name: ServerStr<'_>) -> Option<RedisString> {
-        let mut value = ptr::null_mut::<raw::RedisModuleString>();
-        // SAFETY: the handle is open on a hash, the name and the place live through
-        // the call, and a null ends the list.
+    /// The token, and what this other field holds.
+    fn token_and(&self, other: Option<ServerStr<'_>>) -> [Option<RedisString>; 2] {
+        let [mut token, mut value] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
+        // SAFETY: the handle is open on a hash, the names and both places live
+        // through the call, and a null ends the list.
         unsafe {
-            (api().hash_get)(
+            api!(hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
-                name.inner(),
+                FENCE.with(StaticStr::get).inner(),
+                &raw mut token,
+                other.map_or(ptr::null_mut(), ServerStr::inner),
                 &raw mut value,
                 ptr::null_mut::<c_void>(),
             );
         }
-        (!value.is_null()).then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
+        [token, value].map(|value| {
+            (!value.is_null())
+                .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
+        })
     }
 
-    /// Reads the stored lock. Where that names the asker, it shares the asker's
-    /// name. Fails if the key holds something else than a lock.
-    pub(crate) fn read(&self, asker: Option<&Owner>) -> Result<Lock, LockError> {
-        self.read_part(asker, None, Part::Whole)
-    }
-
-    /// As [`OpenLock::read`], but when the lease ends need not be known where the
-    /// asker alone holds the lock. `likely` is who most likely holds it alone, where it is
-    /// read as a whole.
-    pub(crate) fn read_part(
-        &self,
-        asker: Option<&Owner>,
-        likely: Option<&Owner>,
-        part: Part,
-    ) -> Result<Lock, LockError> {
+    /// The type of what is here.
+    fn kind(&self) -> isize {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
-        if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            return Ok(Lock::default());
-        }
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
-            return Err(LockError::WrongType);
+        unsafe { api!(key_type)(self.handle) as isize }
+    }
+
+    /// Reads the stored lock. Fails if the key holds something else than a lock. `likely`
+    /// is who most likely holds it alone, where it is read as a whole.
+    pub(crate) fn read(&self, part: Part<'_>, likely: Option<&Owner>) -> Result<Lock, LockError> {
+        match self.kind() {
+            raw::REDISMODULE_KEYTYPE_EMPTY => return Ok(Lock::default()),
+            raw::REDISMODULE_KEYTYPE_HASH => {}
+            _ => return Err(LockError::WrongType),
         }
         // SAFETY: `handle` is open on a key that exists.
-        let fields = unsafe { (api().value_length)(self.handle) };
+        let fields = unsafe { api!(value_length)(self.handle) };
         let alone = match part {
-            Part::Whole => likely.and_then(|owner| {
+            Part::Whole(_) => likely.and_then(|owner| {
                 let name = server_str::make(owner.as_bytes());
                 self.read_fields_of(owner, ServerStr::from(&name), fields)
             }),
-            _ => asker
-                .zip(self.key.owner())
-                .and_then(|(asker, name)| self.read_fields_of(asker, name, fields)),
+            Part::Of(owner) | Part::WithoutLeaseEnd(owner) => {
+                let name = self.key.owner();
+                name.and_then(|name| self.read_fields_of(owner, name, fields))
+            }
         };
         if let Some((owner, held)) = alone {
-            let needs_no_lease_end = match part {
-                Part::Whole | Part::OfAsker => false,
-                Part::OfAskerWithoutLeaseEnd => true,
-                Part::OfAskerUnlessSingleHold => held.is_single_hold(),
-            };
-            return match needs_no_lease_end && held.has_token() {
-                true => held.by(owner, None),
-                false => held.by(owner, self.expires_at_ms()),
-            };
+            let is_end_needed = !matches!(part, Part::WithoutLeaseEnd(_)) || !held.has_token();
+            let end_ms = is_end_needed.then(|| self.expires_at_ms()).flatten();
+            return held.by(owner, end_ms);
         }
         // Two fields or fewer are read as soon as one is looked for.
-        if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() {
+        if fields > FIELDS_OF_ONE_HOLDER && self.token_and(None)[0].is_none() {
             return Err(LockError::NotALock);
         }
+        let asker = match part {
+            Part::Whole(asker) => asker,
+            Part::Of(asker) | Part::WithoutLeaseEnd(asker) => Some(asker),
+        };
         let reader = self.read_all_fields(asker, fields);
         reader.finish(self.expires_at_ms())
     }
 
     /// Whether there is anything here but a string.
     pub(super) fn is_other_than_a_string(&self) -> bool {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
-        kind != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
-            && kind != raw::REDISMODULE_KEYTYPE_STRING as c_int
+        !matches!(
+            self.kind(),
+            raw::REDISMODULE_KEYTYPE_EMPTY | raw::REDISMODULE_KEYTYPE_STRING
+        )
     }
 
     /// The newest token of what may be a lock, if it is one that can be read.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
+        if self.kind() != raw::REDISMODULE_KEYTYPE_HASH {
             return None;
         }
-        let stored = self.field(FENCE.with(StaticStr::get))?;
-        FencingToken::new(parse_integer(stored.as_slice())?).ok()
+        let [stored, _] = self.token_and(None);
+        FencingToken::new(parse_integer(stored?.as_slice())?).ok()
     }
 
     /// When the key expires, in milliseconds since 1970. There must be one.
     fn expires_at_ms(&self) -> Option<i64> {
         // SAFETY: `handle` is open on a key that exists. Redis 8.2 crashes if
         // the expiry of any other is asked for.
-        let at_ms = unsafe { (api().get_abs_expire)(self.handle) };
+        let at_ms = unsafe { api!(get_abs_expire)(self.handle) };
         (at_ms >= 0).then_some(at_ms)
     }
 
@@ -177,45 +169,12 @@ impl<'c> OpenLock<'c> {
         if fields > FIELDS_OF_ONE_HOLDER {
             return None;
         }
-        let [mut holds, mut token] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
-        // SAFETY: the handle is open on a hash, the names and both places live
-        // through the call, and a null ends the list.
-        unsafe {
-            (api().hash_get)(
-                self.handle,
-                raw::REDISMODULE_HASH_NONE as c_int,
-                name.inner(),
-                &raw mut holds,
-                FENCE.with(StaticStr::get).inner(),
-                &raw mut token,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-        let [holds, token] = [holds, token].map(|value| {
-            (!value.is_null())
-                .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
-        });
+        let [token, holds] = self.token_and(Some(name));
         if token.is_none() && fields == FIELDS_OF_ONE_HOLDER {
             return None;
         }
         let token = token.as_ref().map(RedisString::as_slice);
         Some((owner, HeldAlone::read(holds?.as_slice(), token)?))
-    }
-
-    fn has_token(&self) -> bool {
-        let mut exists: c_int = 0;
-        // SAFETY: the handle is open on a hash, the name and the flag live
-        // through the call, and a null ends the list.
-        unsafe {
-            (api().hash_get)(
-                self.handle,
-                raw::REDISMODULE_HASH_EXISTS as c_int,
-                FENCE.with(StaticStr::get).inner(),
-                &raw mut exists,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-        exists != 0
     }
 
     fn read_all_fields(&self, asker: Option<&Owner>, fields: usize) -> Reader {
@@ -239,8 +198,8 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the cursor lives as long as the server, and nobody else uses it
         // meanwhile; the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
-            let scan = api().scan_key;
-            (api().scan_cursor_restart)(cursor);
+            let scan = api!(scan_key);
+            api!(scan_cursor_restart)(cursor);
             let into: *mut c_void = ptr::from_mut(&mut reader).cast();
             while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
         }
@@ -262,7 +221,7 @@ impl<'c> OpenLock<'c> {
                     permit,
                     new_token,
                 } => {
-                    let mut args = Args::new();
+                    let mut args = Args::default();
                     args.push_owner(owner, self.key);
                     args.push_count(*holds);
                     if let Some(permit) = permit {
@@ -288,7 +247,7 @@ impl<'c> OpenLock<'c> {
         // The module asked the server not to signal by itself, so that a key
         // that was only opened does not fail anybody's WATCH.
         // SAFETY: the context and the name are alive.
-        unsafe { (api().signal_modified_key)(self.key.ctx().ctx, self.key.name().inner()) };
+        unsafe { api!(signal_modified_key)(self.key.ctx().ctx, self.key.name().inner()) };
     }
 
     /// Sets fields, given as names and values in turn.
@@ -299,51 +258,32 @@ impl<'c> OpenLock<'c> {
 
     fn write_fields(&mut self, args: &Args<'_>) {
         for pairs in args.all.chunks(4) {
-            match pairs {
-                [field, value] => self.set_field(field.inner(), value.inner()),
-                [field, value, field2, value2] => {
-                    self.set_two_fields([field, value, field2, value2].map(|arg| arg.inner()))
-                }
-                _ => {}
+            let mut four = [ptr::null_mut(); 4];
+            for (place, arg) in four.iter_mut().zip(pairs) {
+                *place = arg.inner();
             }
+            self.set(four);
         }
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
-        let mut args = Args::new();
+        let mut args = Args::default();
         args.push_owner(owner, self.key);
         args.push(&permit_field(owner.as_bytes()));
         for field in &args.all {
             // `REDISMODULE_HASH_DELETE`, which removes the field.
-            const DELETE: usize = 1;
-            self.set_field(field.inner(), ptr::without_provenance_mut(DELETE));
+            const DELETE: *mut raw::RedisModuleString = ptr::without_provenance_mut(1);
+            self.set([field.inner(), DELETE, ptr::null_mut(), ptr::null_mut()]);
         }
         self.propagate(c"HDEL", &args);
     }
 
-    fn set_field(
-        &mut self,
-        field: *mut raw::RedisModuleString,
-        value: *mut raw::RedisModuleString,
-    ) {
+    /// Sets one or two fields, given as names and values in turn.
+    fn set(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
         // SAFETY: the handle is open for writing on a hash or on no key, the
-        // strings live through the call, and a null ends the list.
+        // strings live through the call, and a null in the place of a name ends the list.
         unsafe {
-            (api().hash_set)(
-                self.handle,
-                raw::REDISMODULE_HASH_NONE as c_int,
-                field,
-                value,
-                ptr::null_mut::<c_void>(),
-            );
-        }
-    }
-
-    /// As [`OpenLock::set_field`] twice, in one call.
-    fn set_two_fields(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
-        // SAFETY: as in `set_field`.
-        unsafe {
-            (api().hash_set)(
+            api!(hash_set)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
                 field,
@@ -358,17 +298,17 @@ impl<'c> OpenLock<'c> {
     /// Hands a command of the key and these arguments to replicas and AOF.
     fn propagate(&self, command: &CStr, args: &Args<'_>) {
         let (ctx, command) = (self.key.ctx().ctx, command.as_ptr());
-        let (replicate, key, all) = (api().replicate, self.key.name().inner(), &args.all);
+        let (key, all) = (self.key.name().inner(), &args.all);
         // SAFETY: in the format, s is a server string, and v a list of them with its
         // length; the strings live through the call.
         unsafe {
-            replicate(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len());
+            api!(replicate)(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len());
         }
     }
 
     fn expire_at(&mut self, at_ms: i64) {
         // SAFETY: the handle is open for writing on a key.
-        unsafe { (api().set_abs_expire)(self.handle, at_ms) };
+        unsafe { api!(set_abs_expire)(self.handle, at_ms) };
         #[cfg(feature = "planted-faults")]
         if Fault::ExpiryNotPropagated.planted() {
             return;
@@ -377,7 +317,7 @@ impl<'c> OpenLock<'c> {
         let digits = digits.format(at_ms);
         // SAFETY: in the format, s is a server string and b a buffer with its length.
         unsafe {
-            (api().replicate)(
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"PEXPIREAT".as_ptr(),
                 c"sb".as_ptr(),
@@ -390,23 +330,20 @@ impl<'c> OpenLock<'c> {
 
     /// Writes the whole lock, with a single command for replicas and AOF.
     fn replace(&mut self, owner: &Owner, token: FencingToken, end_ms: i64) {
-        // SAFETY: the handle is open for writing, and stays open on no key where its key
-        // is deleted.
-        unsafe {
-            if (api().key_type)(self.handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-                (api().unlink_key)(self.handle);
-            }
+        if self.kind() != raw::REDISMODULE_KEYTYPE_EMPTY {
+            // SAFETY: the handle is open for writing, and stays open on no key.
+            unsafe { api!(unlink_key)(self.handle) };
         }
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
-        let mut args = Args::new();
+        let mut args = Args::default();
         args.push_owner(owner, self.key);
         args.push_count(1);
         args.push_token_field();
         args.push(token);
         self.write_fields(&args);
         // SAFETY: the handle is open for writing on a key.
-        unsafe { (api().set_abs_expire)(self.handle, end_ms) };
+        unsafe { api!(set_abs_expire)(self.handle, end_ms) };
         #[cfg(feature = "planted-faults")]
         let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
         let dump = dump::hash(&[[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]]);
@@ -415,7 +352,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: in the format, s is a server string and b a buffer with its length; all
         // live through the call.
         unsafe {
-            (api().replicate)(
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"RESTORE".as_ptr(),
                 c"sbbss".as_ptr(),
@@ -435,8 +372,8 @@ impl<'c> OpenLock<'c> {
         // may be written to again. In the format, s is a server string.
         unsafe {
             // The memory of many holders is given back by another thread.
-            (api().unlink_key)(self.handle);
-            (api().replicate)(
+            api!(unlink_key)(self.handle);
+            api!(replicate)(
                 self.key.ctx().ctx,
                 c"DEL".as_ptr(),
                 c"s".as_ptr(),
@@ -447,6 +384,7 @@ impl<'c> OpenLock<'c> {
 }
 
 /// The arguments of a propagated command, after its key.
+#[derive(Default)]
 struct Args<'c> {
     all: SmallVec<[ServerStr<'c>; ARGS_INLINE]>,
     /// Owns those that were made for this command.
@@ -457,22 +395,12 @@ struct Args<'c> {
 const ARGS_INLINE: usize = 6;
 
 impl<'c> Args<'c> {
-    const fn new() -> Self {
-        Self {
-            all: SmallVec::new_const(),
-            made: SmallVec::new_const(),
-        }
+    fn push_number(&mut self, number: i64) {
+        self.push(itoa::Buffer::new().format(number).as_bytes());
     }
 
     fn push(&mut self, bytes: &[u8]) {
-        self.push_made(server_str::make(bytes));
-    }
-
-    fn push_number(&mut self, number: i64) {
-        self.push_made(server_str::make_number(number));
-    }
-
-    fn push_made(&mut self, string: RedisString) {
+        let string = server_str::make(bytes);
         // SAFETY: `made` owns the string as long as `self` lives, and nobody gets
         // a copy of `all` that outlives `self`.
         self.all.push(unsafe { ServerStr::new(string.inner) });
@@ -505,7 +433,7 @@ thread_local! {
     static REPLACE: StaticStr = StaticStr::new(b"REPLACE");
     static ABSTTL: StaticStr = StaticStr::new(b"ABSTTL");
     // SAFETY: the function takes no arguments.
-    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { (api().scan_cursor_create)() };
+    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { api!(scan_cursor_create)() };
 }
 
 /// A lock that one owner holds alone has at most a count and a token.
@@ -523,6 +451,6 @@ impl Drop for OpenLock<'_> {
             return;
         }
         // SAFETY: `open_as` opened the handle, and only this closes it.
-        unsafe { (api().close_key)(self.handle) };
+        unsafe { api!(close_key)(self.handle) };
     }
 }

@@ -1,18 +1,20 @@
-//! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
+//! Messages: to whom a place in a queue belongs, to Redisson's waiters, and to those who
+//! subscribe to what happens to keys.
 
-use std::cell::Cell;
+use std::ffi::CStr;
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString};
+use redis_module::{
+    CallOptionsBuilder, CallReply, CallResult, Context, RedisString, RedisValue, raw,
+};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
-use crate::server::clock;
-use crate::server::keyspace;
+use crate::server::keyspace::{self, LockKey};
 use crate::server::reply::refusal_text;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::queue::Place;
-use redis_lock_core::table::Answer;
+use redis_lock_core::table::{Answer, LockEvent};
 
 /// Publishes what has become of a place: five netstrings, the number of the database, the
 /// key, the owner, the result, and how long the first lease of a grant is. Returns whether
@@ -48,60 +50,46 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
     ];
     let channel = server_str::make(&place.channel);
     let message = server_str::make(&netstrings(parts));
-    let begun_us = clock::since_boot_us();
-    let heard = publish(ctx, &channel, ServerStr::from(&message));
-    TOOK_US.set(clock::since_boot_us().saturating_sub(begun_us));
-    heard
+    publish(ctx, &channel, ServerStr::from(&message))
 }
 
 /// Publishes a message, in a cluster a sharded one. Returns whether anybody heard it on
 /// this node.
 fn publish(ctx: &Context, channel: &RedisString, message: ServerStr<'_>) -> bool {
-    let publish = match keyspace::in_cluster(ctx) {
-        true => api().publish_message_shard,
-        false => api().publish_message,
-    };
     // SAFETY: the context is alive, and the strings live through the call.
-    unsafe { publish(ctx.ctx, channel.inner, message.inner()) > 0 }
+    unsafe {
+        let publish = match keyspace::in_cluster(ctx) {
+            true => api!(publish_message_shard),
+            false => api!(publish_message),
+        };
+        publish(ctx.ctx, channel.inner, message.inner()) > 0
+    }
 }
 
 thread_local! {
     /// The message that Redisson's unlock script publishes.
     static UNLOCKED: StaticStr = StaticStr::new(b"0");
-
-    /// How long the last message took.
-    static TOOK_US: Cell<i64> = const { Cell::new(0) };
-}
-
-/// A message takes no longer than this where few clients have subscribed to patterns. The
-/// server compares its channel with each of them.
-const USUAL_US: i64 = 4;
-
-/// How many usual messages take as long as the last one did, at least one.
-pub(crate) fn weight() -> usize {
-    usize::try_from(TOOK_US.get() / USUAL_US)
-        .unwrap_or(0)
-        .max(1)
 }
 
 /// Whether anybody on this node of a cluster listens to this channel.
 pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
-    let (channel, mut length) = (server_str::make(channel), 0);
-    // SAFETY: the format announces a string of C and one of the server, which live through
-    // the call. The reply is as long as the server says, and freed once.
-    unsafe {
-        let (command, what) = (c"PUBSUB".as_ptr(), c"SHARDNUMSUB".as_ptr());
-        let reply = (api().call)(ctx.ctx, command, c"cs".as_ptr(), what, channel.inner);
-        if reply.is_null() {
-            return true;
-        }
-        // To have the server take it apart takes longer.
-        let start = (api().call_reply_proto)(reply, &raw mut length);
-        let counted = std::slice::from_raw_parts(start.cast::<u8>(), length);
-        let is_listened_to = !counted.ends_with(b":0\r\n");
-        (api().free_call_reply)(reply);
-        is_listened_to
-    }
+    let counted = ctx.call("PUBSUB", &[b"SHARDNUMSUB", channel]);
+    let is_none = |last: &RedisValue| *last == RedisValue::Integer(0);
+    !matches!(counted, Ok(RedisValue::Array(words)) if words.last().is_some_and(is_none))
+}
+
+/// Notifies those who have subscribed to this event, of the module class: `d` in
+/// `notify-keyspace-events`.
+pub(crate) fn event(key: LockKey<'_>, event: LockEvent) {
+    let name: &'static CStr = match event {
+        LockEvent::Acquired => c"lock.acquire",
+        LockEvent::Released => c"lock.release",
+        LockEvent::Expired => c"lock.expire",
+        LockEvent::Broken => c"lock.break",
+    };
+    let (ctx, class) = (key.ctx().ctx, raw::REDISMODULE_NOTIFY_MODULE);
+    // SAFETY: the context and the key's name are alive, the event's name lasts.
+    unsafe { api!(notify_keyspace_event)(ctx, class, name.as_ptr(), key.name().inner()) };
 }
 
 /// Each part with its length in front of it.

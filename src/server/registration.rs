@@ -5,24 +5,34 @@ use std::ffi::{CStr, c_int};
 use std::mem::{size_of, zeroed};
 use std::ptr;
 
+use redis_module::raw::{
+    REDISMODULE_CMD_ARG_MULTIPLE as MULTIPLE, REDISMODULE_CMD_ARG_OPTIONAL as OPTIONAL,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK as BLOCK,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER as INTEGER,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY as KEY,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF as ONEOF,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN as PURE_TOKEN,
+    RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING as STRING,
+};
 use redis_module::{CallOptionsBuilder, CallResult, Context, raw};
 
-use crate::server::api::api;
+use crate::server::api::{api, functions};
 
-/// The oldest server with all that the module needs: Redis 7.0.
-const OLDEST_SERVER: c_int = 0x0007_0000;
-
-/// Refuses a server that is too old. Valkey returns its own version, 7.2 or later.
-pub(crate) fn check_server() -> Result<(), String> {
+/// The first two numbers of the server's version. Valkey returns its own, 7.2 or later.
+pub(super) fn server_version() -> (u8, u8) {
     // SAFETY: the function takes no arguments.
-    let version = unsafe { (api().get_server_version)() };
-    if version >= OLDEST_SERVER {
-        return Ok(());
+    let [_, major, minor, _] = unsafe { api!(get_server_version)() }.to_be_bytes();
+    (major, minor)
+}
+
+/// Refuses a server that lacks what the module needs.
+pub(crate) fn check_server() -> Result<(), String> {
+    match server_version() {
+        (7.., _) => Ok(()),
+        (major, minor) => Err(format!(
+            "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}"
+        )),
     }
-    let [_, major, minor, patch] = version.to_be_bytes();
-    Err(format!(
-        "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}.{patch}"
-    ))
 }
 
 /// `VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION`, which the header of Redis lacks.
@@ -40,7 +50,7 @@ pub(crate) fn set_options(ctx: &Context) {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the context is that of the load.
-    unsafe { (api().set_module_options)(ctx.ctx, options) };
+    unsafe { api!(set_module_options)(ctx.ctx, options) };
 }
 
 /// The first two numbers of the version of Valkey, if the server is that.
@@ -52,16 +62,15 @@ pub(super) fn valkey_version(ctx: &Context) -> Option<(u32, u32)> {
 }
 
 /// The server's own commands that the module needs: those that replicas and the AOF get,
-/// of which `PING` changes nothing, `CLIENT`, which shows the connections that are about
-/// to end, `CONFIG`, which shows what the server demands of its replicas, `INFO`, which
-/// shows them, `REPLCONF`, which asks them, and `PUBSUB`, which shows who listens.
-const COMMANDS: [&str; 11] = [
+/// of which `PING` changes nothing, `CONFIG`, which shows what the server demands of its
+/// replicas, `INFO`, which shows them, `REPLCONF`, which asks them, and `PUBSUB`, which
+/// shows who listens.
+const COMMANDS: [&str; 10] = [
     "RESTORE",
     "HSET",
     "HDEL",
     "PEXPIREAT",
     "DEL",
-    "CLIENT",
     "CONFIG",
     "INFO",
     "PING",
@@ -91,11 +100,9 @@ pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
 /// Lets the server read `redis.conf` into the settings, which are registered by then.
 pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
     // SAFETY: the context is that of the load.
-    let status = unsafe { (api().load_configs)(ctx.ctx) };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err("a lock.* setting in the configuration is not valid".into())
+    match unsafe { api!(load_configs)(ctx.ctx) } {
+        0 => Ok(()),
+        _ => Err("a lock.* setting in the configuration is not valid".into()),
     }
 }
 
@@ -158,9 +165,11 @@ const ACL_CATEGORY: &CStr = c"lock";
 /// Adds the category of all the module's commands, where that is possible. It
 /// comes before the commands.
 pub(crate) fn add_acl_category(ctx: &Context) {
-    if let Some(add) = api().add_acl_category {
-        // SAFETY: the context is that of the load, as the server demands.
-        unsafe { add(ctx.ctx, ACL_CATEGORY.as_ptr()) };
+    // SAFETY: the context is that of the load, as the server demands.
+    unsafe {
+        if let Some(add) = functions::add_acl_category {
+            add(ctx.ctx, ACL_CATEGORY.as_ptr());
+        }
     }
 }
 
@@ -209,21 +218,17 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     // The server copies what `info` points to; all of it lives until the end of
     // this function.
     let described = unsafe {
-        let command = (api().get_command)(ctx.ctx, doc.name.as_ptr());
-        if let Some(set_categories) = api().set_command_acl_categories
+        let command = api!(get_command)(ctx.ctx, doc.name.as_ptr());
+        if let Some(set_categories) = functions::set_command_acl_categories
             && !command.is_null()
         {
             set_categories(command, ACL_CATEGORY.as_ptr());
         }
-        !command.is_null() && (api().set_command_info)(command, &raw const info) == 0
+        !command.is_null() && api!(set_command_info)(command, &raw const info) == 0
     };
-    if described {
-        Ok(())
-    } else {
-        Err(format!(
-            "the server refuses the description of {:?}",
-            doc.name
-        ))
+    match described {
+        true => Ok(()),
+        false => Err(format!("the server refuses to describe {:?}", doc.name)),
     }
 }
 
@@ -234,64 +239,30 @@ fn arg_list(
     top_level: bool,
     keep_alive: &mut Vec<Box<[raw::RedisModuleCommandArg]>>,
 ) -> *mut raw::RedisModuleCommandArg {
-    let optional = if top_level {
-        raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int
-    } else {
-        raw::REDISMODULE_CMD_ARG_NONE as c_int
-    };
+    let optional = if top_level { OPTIONAL } else { 0 };
     let mut list = Vec::with_capacity(docs.len() + 1);
     for doc in docs {
+        let none: &[ArgDoc] = &[];
+        let (kind, name, token, flags, parts) = match doc {
+            ArgDoc::Key => (KEY, &c"key", None, 0, none),
+            ArgDoc::String(name) => (STRING, name, None, 0, none),
+            ArgDoc::Number(name) => (INTEGER, name, None, 0, none),
+            ArgDoc::OptionalStrings(name) => (STRING, name, None, optional | MULTIPLE, none),
+            ArgDoc::OptionalNumber(name, token) => (INTEGER, name, Some(token), optional, none),
+            ArgDoc::Several(name, token, parts) => (BLOCK, name, Some(token), 0, *parts),
+            ArgDoc::Flag(name, token) => (PURE_TOKEN, name, Some(token), 0, none),
+            ArgDoc::OptionalFlag(name, token) => (PURE_TOKEN, name, Some(token), optional, none),
+            ArgDoc::OptionalOneOf(name, choices) => (ONEOF, name, None, optional, *choices),
+        };
         // SAFETY: as in `describe`.
         let mut arg: raw::RedisModuleCommandArg = unsafe { zeroed() };
-        arg.key_spec_index = -1;
-        match doc {
-            ArgDoc::Key => {
-                arg.name = c"key".as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY;
-                arg.key_spec_index = 0;
-            }
-            ArgDoc::String(name) => {
-                arg.name = name.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
-            }
-            ArgDoc::Number(name) => {
-                arg.name = name.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
-            }
-            ArgDoc::OptionalStrings(name) => {
-                arg.name = name.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
-                arg.flags = optional | raw::REDISMODULE_CMD_ARG_MULTIPLE as c_int;
-            }
-            ArgDoc::OptionalNumber(name, token) => {
-                arg.name = name.as_ptr();
-                arg.token = token.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
-                arg.flags = optional;
-            }
-            ArgDoc::Several(name, token, parts) => {
-                arg.name = name.as_ptr();
-                arg.token = token.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK;
-                arg.subargs = arg_list(parts, false, keep_alive);
-            }
-            ArgDoc::Flag(name, token) => {
-                arg.name = name.as_ptr();
-                arg.token = token.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
-            }
-            ArgDoc::OptionalFlag(name, token) => {
-                arg.name = name.as_ptr();
-                arg.token = token.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
-                arg.flags = optional;
-            }
-            ArgDoc::OptionalOneOf(name, choices) => {
-                arg.name = name.as_ptr();
-                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF;
-                arg.flags = optional;
-                arg.subargs = arg_list(choices, false, keep_alive);
-            }
+        arg.key_spec_index = if kind == KEY { 0 } else { -1 };
+        arg.name = name.as_ptr();
+        arg.type_ = kind;
+        arg.token = token.map_or(ptr::null(), |token| token.as_ptr());
+        arg.flags = flags as c_int;
+        if !parts.is_empty() {
+            arg.subargs = arg_list(parts, false, keep_alive);
         }
         list.push(arg);
     }

@@ -11,6 +11,8 @@
 //! turns are followed only where replies are withheld, because that costs each turn a
 //! call.
 
+use std::cell::Cell;
+
 use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context};
 
 use crate::config;
@@ -64,15 +66,33 @@ impl Stream {
     }
 }
 
+thread_local! {
+    /// How many replicas are online, where that is known.
+    static ONLINE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// How many replicas are online, where they are followed.
+pub(crate) fn online(ctx: &Context) -> usize {
+    let known = ONLINE.get();
+    known.unwrap_or_else(|| look(ctx).map_or(0, |stream| stream.online.len()))
+}
+
+/// A replica has come or gone. One that leaves may still be in the server's list.
+pub(crate) fn forget_online() {
+    ONLINE.set(None);
+}
+
 /// The stream, if this server is a primary. What is written in this turn of the event
 /// loop is in it.
 pub(crate) fn look(ctx: &Context) -> Option<Stream> {
     let options = CallOptionsBuilder::new().build();
     let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["replication"]);
-    match &reply {
-        Ok(CallReply::String(info)) => read(info.as_bytes()),
-        _ => None,
-    }
+    let Ok(CallReply::String(info)) = &reply else {
+        return None;
+    };
+    let stream = read(info.as_bytes())?;
+    ONLINE.set(Some(stream.online.len()));
+    Some(stream)
 }
 
 fn read(info: &[u8]) -> Option<Stream> {
@@ -81,7 +101,7 @@ fn read(info: &[u8]) -> Option<Stream> {
         match line.split_once(':') {
             Some(("role", role)) => is_primary = role == "master",
             Some(("master_repl_offset", written)) => stream.written = written.parse().ok()?,
-            Some((name, replica)) if is_replica(name) => stream.online.extend(online(replica)),
+            Some((name, replica)) if is_replica(name) => stream.online.extend(read_online(replica)),
             _ => {}
         }
     }
@@ -95,7 +115,7 @@ fn is_replica(name: &str) -> bool {
 }
 
 /// A replica, if it is online.
-fn online(line: &str) -> Option<Replica> {
+fn read_online(line: &str) -> Option<Replica> {
     let words = line.split(',').filter_map(|word| word.split_once('='));
     let field = |name| words.clone().find(|word| word.0 == name).map(|word| word.1);
     let number = |name| field(name)?.parse::<i64>().ok();
@@ -105,13 +125,20 @@ fn online(line: &str) -> Option<Replica> {
     })
 }
 
+/// Has the stream reach further, by a command that changes nothing.
+pub(crate) fn go_on(ctx: &Context) {
+    // SAFETY: the context is alive, and may write. In the format, A keeps the command
+    // from the AOF.
+    unsafe { api!(replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
+}
+
 /// Asks all replicas to acknowledge at once what they have received. Where anything
 /// else is replicated with it, what they acknowledge may be less.
 pub(crate) fn ask_for_acknowledgements(ctx: &Context) {
     // SAFETY: the context is alive, and may write. In the format, A keeps the command
     // from the AOF, and c is a string of C.
     unsafe {
-        (api().replicate)(
+        api!(replicate)(
             ctx.ctx,
             c"REPLCONF".as_ptr(),
             c"Acc".as_ptr(),

@@ -2,10 +2,9 @@
 
 use std::ffi::{c_char, c_long};
 
-use redis_module::{Context, RedisError};
+use redis_module::{Context, RedisError, raw};
 
 use crate::server::acl::User;
-use crate::server::api::api;
 use crate::server::call::CallReply;
 use redis_lock_core::error::LockError;
 use redis_lock_core::usage::Usage;
@@ -72,40 +71,28 @@ impl Reply {
     /// Sends the reply to the client of this context.
     pub(super) fn send(self, ctx: &Context) {
         match self {
-            Self::Integer(number) => {
-                // SAFETY: the context is alive.
-                unsafe { (api().reply_with_long_long)(ctx.ctx, number) };
-            }
-            Self::Null => {
-                // SAFETY: the context is alive.
-                unsafe { (api().reply_with_null)(ctx.ctx) };
-            }
+            Self::Integer(number) => drop(raw::reply_with_long_long(ctx.ctx, number)),
+            Self::Null => drop(raw::reply_with_null(ctx.ctx)),
             Self::Text(text) => send_text(ctx, &text),
             Self::List(replies) => {
-                // SAFETY: the context is alive, and as many replies follow.
-                unsafe { (api().reply_with_array)(ctx.ctx, length(replies.len())) };
+                raw::reply_with_array(ctx.ctx, length(replies.len()));
                 for reply in replies {
                     reply.send(ctx);
                 }
             }
             Self::Map(fields) => {
-                // SAFETY: the context is alive, and as many names and replies follow.
-                unsafe { (api().reply_with_map)(ctx.ctx, length(fields.len())) };
+                raw::reply_with_map(ctx.ctx, length(fields.len()));
                 for (name, reply) in fields {
                     send_text(ctx, name.as_bytes());
                     reply.send(ctx);
                 }
             }
-            Self::Passed(reply) => match reply.refusal() {
-                Some(refusal) => {
+            Self::Passed(reply) => {
+                let failed = || (!reply.send(ctx)).then(|| Usage::Internal.into());
+                if let Some(refusal) = reply.refusal().or_else(failed) {
                     ctx.reply(Err(RedisError::String(refusal.to_string())));
                 }
-                None if reply.send(ctx) => {}
-                None => {
-                    let error = LockError::from(Usage::Internal).to_string();
-                    ctx.reply(Err(RedisError::String(error)));
-                }
-            },
+            }
             Self::Later => {}
         }
     }
@@ -116,7 +103,5 @@ fn length(count: usize) -> c_long {
 }
 
 fn send_text(ctx: &Context, text: &[u8]) {
-    let start = text.as_ptr().cast::<c_char>();
-    // SAFETY: the context is alive, and the server copies the text.
-    unsafe { (api().reply_with_string_buffer)(ctx.ctx, start, text.len()) };
+    raw::reply_with_string_buffer(ctx.ctx, text.as_ptr().cast::<c_char>(), text.len());
 }

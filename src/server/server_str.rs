@@ -37,7 +37,7 @@ impl<'c> ServerStr<'c> {
         // SAFETY: whoever called `new` holds that the string lives and does not
         // change for 'c. The server never returns a null here.
         unsafe {
-            let start = (api().string_ptr_len)(self.inner, &raw mut length);
+            let start = api!(string_ptr_len)(self.inner, &raw mut length);
             std::slice::from_raw_parts(start.cast::<u8>(), length)
         }
     }
@@ -58,11 +58,6 @@ impl<'c> From<&'c RedisString> for ServerStr<'c> {
 /// Makes a string of these bytes.
 pub(super) fn make(bytes: &[u8]) -> RedisString {
     RedisString::create_from_slice(ptr::null_mut(), bytes)
-}
-
-/// Makes a string of this number, in decimal.
-pub(super) fn make_number(number: i64) -> RedisString {
-    make(itoa::Buffer::new().format(number).as_bytes())
 }
 
 /// A string that is made once and lasts as long as the server.

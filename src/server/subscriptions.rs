@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use redis_module::{Context, RedisString, raw};
+use redis_module::{Context, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::{select_db, selected_db};
 use crate::server::panics;
 use crate::server::registration;
-use redis_lock_core::keys::KeyRef;
+use crate::server::replicas;
+use crate::server::server_str::ServerStr;
 use redis_lock_core::request::ClientId;
 
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
@@ -32,88 +33,81 @@ thread_local! {
     static MOVED_FROM: Cell<i32> = const { Cell::new(0) };
 }
 
+/// What the server tells of itself: databases that change places or are flushed,
+/// connections that end, and its cron.
+const SERVER_EVENTS: [u64; 4] = [
+    raw::REDISMODULE_EVENT_SWAPDB,
+    raw::REDISMODULE_EVENT_FLUSHDB,
+    raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+    raw::REDISMODULE_EVENT_CRON_LOOP,
+];
+
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says. The hooks are registered by then.
 pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     PUTS_BACK.set(registration::valkey_version(ctx) >= Some((8, 1)));
-    let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
-    let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
-    let flush = event(raw::REDISMODULE_EVENT_FLUSHDB);
-    let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
-    let cron = event(raw::REDISMODULE_EVENT_CRON_LOOP);
-    // SAFETY: the context is that of the load, and each callback takes the data
-    // of its event.
-    let all_taken = unsafe {
-        let to_event = api().subscribe_to_server_event;
-        (api().subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
-            && to_event(ctx.ctx, swap, Some(on_swap)) == 0
-            && to_event(ctx.ctx, flush, Some(on_flush)) == 0
-            && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
-            && to_event(ctx.ctx, cron, Some(on_cron)) == 0
-    };
-    if all_taken {
-        Ok(())
-    } else {
-        Err("the server refuses a subscription to its events".into())
+    // SAFETY: the context is that of the load.
+    let key_events =
+        unsafe { api!(subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) };
+    match key_events == 0 && SERVER_EVENTS.iter().all(|id| follow(ctx, *id)) {
+        true => Ok(()),
+        false => Err("the server refuses a subscription to its events".into()),
     }
 }
 
-unsafe extern "C" fn on_connection(
+/// Has the hooks hear of replicas that come and go, and of the end of each turn of the event
+/// loop, from now on. That costs each turn two calls.
+pub(crate) fn follow_replicas(ctx: &Context) {
+    replicas::forget_online();
+    follow(ctx, raw::REDISMODULE_EVENT_REPLICA_CHANGE);
+    follow(ctx, raw::REDISMODULE_EVENT_EVENTLOOP);
+}
+
+fn follow(ctx: &Context, id: u64) -> bool {
+    let event = raw::RedisModuleEvent { id, dataver: 1 };
+    // SAFETY: the context is alive, and the callback takes the data of each event.
+    unsafe { api!(subscribe_to_server_event)(ctx.ctx, event, Some(on_server_event)) == 0 }
+}
+
+unsafe extern "C" fn on_server_event(
     ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
+    event: raw::RedisModuleEvent,
     subevent: u64,
     data: *mut c_void,
 ) {
-    if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
-        return;
-    }
-    panics::catch("the end of a connection", || {
-        // SAFETY: for this event, the data is the client's information, or
-        // nothing in a server that does not know.
-        if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            (hooks().connection_ended)(&Context::new(ctx), ClientId(client.id));
+    panics::catch("an event of the server", || {
+        let (ctx, hooks) = (&Context::new(ctx), hooks());
+        match (event.id, subevent) {
+            (raw::REDISMODULE_EVENT_EVENTLOOP, BEFORE_SLEEP) => (hooks.turn_ends)(ctx),
+            (raw::REDISMODULE_EVENT_SWAPDB | raw::REDISMODULE_EVENT_FLUSHDB, _) => {
+                (hooks.everything_touched)(ctx);
+            }
+            (raw::REDISMODULE_EVENT_CLIENT_CHANGE, DISCONNECTED) => {
+                // SAFETY: for this event, the data is the client's information, or
+                // nothing in a server that does not know.
+                if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }
+                {
+                    (hooks.connection_ended)(ctx, ClientId(client.id));
+                }
+            }
+            (raw::REDISMODULE_EVENT_REPLICA_CHANGE, _) => {
+                replicas::forget_online();
+                (hooks.replicas_changed)(ctx);
+            }
+            (raw::REDISMODULE_EVENT_CRON_LOOP, _) => {
+                // SAFETY: for this event, the data is how often it comes.
+                if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() }
+                {
+                    (hooks.on_cron)(ctx, cron.hz);
+                }
+            }
+            _ => {}
         }
     });
 }
 
-unsafe extern "C" fn on_cron(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    data: *mut c_void,
-) {
-    panics::catch("the server's cron", || {
-        // SAFETY: for this event, the data is how often it comes.
-        if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
-            (hooks().on_cron)(&Context::new(ctx), cron.hz);
-        }
-    });
-}
-
-/// Databases have changed places.
-unsafe extern "C" fn on_swap(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    _data: *mut c_void,
-) {
-    panics::catch("a swap event", || {
-        (hooks().everything_touched)(&Context::new(ctx));
-    });
-}
-
-unsafe extern "C" fn on_flush(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
-        panics::catch("a flush event", || {
-            (hooks().everything_touched)(&Context::new(ctx));
-        });
-    }
-}
+const BEFORE_SLEEP: u64 = raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+const DISCONNECTED: u64 = raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED;
 
 unsafe extern "C" fn on_key_event(
     ctx: *mut raw::RedisModuleCtx,
@@ -122,34 +116,15 @@ unsafe extern "C" fn on_key_event(
     name: *mut raw::RedisModuleString,
 ) -> c_int {
     panics::catch("a key event", || {
-        let hooks = hooks();
-        let (awake, receives) = ((hooks.awake)(), (hooks.receives)());
-        if !(awake || receives) {
-            return;
-        }
         let ctx = Context::new(ctx);
-        // SAFETY: the server passes a string of C, which lives through the call.
-        let event = unsafe { CStr::from_ptr(event) }.to_bytes();
-        let key = KeyRef {
-            db: match event {
-                b"move_to" | b"copy_to" => db_with(&ctx, name),
-                _ => selected_db(&ctx),
-            },
-            name: RedisString::string_as_slice(name),
-        };
-        if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
-            (hooks.key_received)(&ctx, key);
+        // SAFETY: the server passes a string of C and one of its own, which live through
+        // the call.
+        let (event, name) = unsafe { (CStr::from_ptr(event).to_bytes(), ServerStr::new(name)) };
+        (hooks().key_event)(&ctx, event, name);
+        if PUTS_BACK.get() {
+            put_back(&ctx, event);
         }
-        if !awake || event == b"loaded" {
-            return;
-        }
-        (hooks.key_touched)(&ctx, key);
     });
-    if PUTS_BACK.get() {
-        // SAFETY: as above.
-        let event = unsafe { CStr::from_ptr(event) };
-        put_back(&Context::new(ctx), event.to_bytes());
-    }
     raw::REDISMODULE_OK as c_int
 }
 
@@ -165,19 +140,22 @@ fn put_back(ctx: &Context, event: &[u8]) {
     }
 }
 
-/// The database in which a key has just arrived. In a transaction Valkey 9.1 takes the
-/// one that the client selected for that of the event.
-fn db_with(ctx: &Context, name: *mut raw::RedisModuleString) -> i32 {
+/// The database of the key of this event. In a transaction Valkey 9.1 takes the one that
+/// the client selected for that in which a key has just arrived.
+pub(crate) fn db_of(ctx: &Context, event: &[u8], name: ServerStr<'_>) -> i32 {
+    if !matches!(event, b"move_to" | b"copy_to") {
+        return selected_db(ctx);
+    }
     let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH) as c_int;
     // SAFETY: the context and the name are those of the event, and a key that is there is
     // closed once.
     unsafe {
-        let key = (api().open_key)(ctx.ctx, name, mode);
+        let key = api!(open_key)(ctx.ctx, name.inner(), mode);
         if key.is_null() {
             return selected_db(ctx);
         }
-        let db = (api().get_db_id_from_module_key)(key);
-        (api().close_key)(key);
+        let db = api!(get_db_id_from_module_key)(key);
+        api!(close_key)(key);
         db
     }
 }

@@ -16,7 +16,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Delivery, Due, LockTable, LockView, Outcome, WORK_A_WAKE, WaitEnd, World,
+    Acquired, Answer, Due, LockTable, LockView, Outcome, WORK_A_WAKE, WaitEnd, World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -586,9 +586,8 @@ impl World for CoreSide {
         self.asker
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
-        let heard = self.publish(place, &Answer::Granted(token));
-        Delivery { heard, weight: 1 }
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool {
+        self.publish(place, &Answer::Granted(token))
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {

@@ -14,15 +14,13 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::ClientId;
-use crate::table::{self, Answer, Delivery, LockTable, Outcome, Step, WORK_A_WAKE};
+use crate::table::{self, Answer, LockTable, Outcome, Step, WORK_A_WAKE};
 use crate::token::FencingToken;
 
 /// Answers what a step asks.
 struct Asked<'a> {
     world: &'a mut World,
     seen: &'a mut Seen,
-    /// Keys that expired when they were read. The table hears of them after its step.
-    touched: Vec<usize>,
     broken: Option<Broken>,
 }
 
@@ -31,22 +29,18 @@ impl table::World for Asked<'_> {
         self.seen.asker.map(|at| self.world.client(at))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool {
         let heard = self.world.publish(place.id, token, self.seen);
-        let heard = heard.unwrap_or_else(|broken| {
+        heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
             false
-        });
-        Delivery { heard, weight: 1 }
+        })
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
         let world = &mut *self.world;
         let at = world.cast.keys.iter().position(|one| one.as_ref() == key);
         let at = at.expect("a key of the cast");
-        if world.data.is_expired(at, world.now_ms) {
-            self.touched.push(at);
-        }
         // A look does not count as one that ends what is over.
         world.notice_expiry(at);
         let changed = world.changed[at];
@@ -95,17 +89,11 @@ impl World {
         let mut asked = Asked {
             world: self,
             seen,
-            touched: Vec::new(),
             broken: None,
         };
         let done = step(&mut table, now, &mut asked);
-        let Asked {
-            touched, broken, ..
-        } = asked;
+        let broken = asked.broken;
         self.table = table;
-        for key in touched {
-            self.touch(key);
-        }
         broken.map_or(Ok(done), Err)
     }
 

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::transition::Transition;
-use super::{Acquired, Answer, Delivery, LockEvent, Outcome};
+use super::{Acquired, Answer, LockEvent, Outcome};
 use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
@@ -307,14 +307,13 @@ impl Transition<'_> {
             return;
         };
         place.first_lease = self.first_lease(place.first_lease);
-        let Delivery { heard, weight } = self.world.say(&place, token);
-        self.step.offers += weight;
+        let heard = self.world.say(&place, token);
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();
         if heard {
             self.serve_first(id, true);
         } else {
-            self.unheard += weight;
+            self.unheard += 1;
             self.place_unheard(id);
         }
     }

@@ -1,12 +1,11 @@
 //! A wall clock of the servers' own, which a test can set.
 
-use std::cell::Cell;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{TestServer, eventually};
+use super::TestServer;
 
 const SOURCE: &str = include_str!("clock/settable.c");
 
@@ -14,15 +13,12 @@ const SOURCE: &str = include_str!("clock/settable.c");
 pub struct Clock {
     folder: TempDir,
     setting: std::fs::File,
-    times_set: Cell<i64>,
 }
 
 /// Where in the file each number is, in bytes.
 const AHEAD_US: u64 = 0;
 const STANDS_AT_US: u64 = 8;
-const TIMES_SET: u64 = 16;
-const TIMES_FOLLOWED: u64 = 24;
-const LENGTH: usize = 32;
+const LENGTH: usize = 16;
 
 impl Clock {
     /// A clock that shows the right time. It is a library in C, which is built here.
@@ -32,7 +28,7 @@ impl Clock {
         let path = |name| folder.path().join(name);
         std::fs::write(path("settable.c"), SOURCE).unwrap();
         let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
-            .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+            .args(["-shared", "-fPIC", "-O1", "-o"])
             .args([path("settable.so"), path("settable.c"), "-ldl".into()])
             .output()
             .unwrap();
@@ -43,7 +39,6 @@ impl Clock {
         let setting = setting.read(true).write(true).open(path("setting"));
         Self {
             setting: setting.unwrap(),
-            times_set: Cell::new(0),
             folder,
         }
     }
@@ -73,37 +68,16 @@ impl Clock {
     /// Sets the clock this many seconds ahead of the right time.
     pub fn set_ahead(&self, seconds: i64) {
         self.write(AHEAD_US, seconds * 1_000_000);
-        self.is_set();
     }
 
     /// Stops the clock at this millisecond since 1970.
     pub fn stop_at_ms(&self, ms: i64) {
         self.write(STANDS_AT_US, ms * 1000);
-        self.is_set();
-    }
-
-    /// Waits until what the kernel was asked to tell of this clock goes by how it was
-    /// set last. It takes a server that goes by this clock, and by one of its own.
-    pub fn await_timers(&self) {
-        eventually("the timers go by the clock", || {
-            self.read(TIMES_FOLLOWED) == self.times_set.get()
-        });
-    }
-
-    fn is_set(&self) {
-        self.times_set.set(self.times_set.get() + 1);
-        self.write(TIMES_SET, self.times_set.get());
     }
 
     fn write(&self, at: u64, number: i64) {
         self.setting
             .write_all_at(&number.to_ne_bytes(), at)
             .unwrap();
-    }
-
-    fn read(&self, at: u64) -> i64 {
-        let mut bytes = [0; 8];
-        self.setting.read_exact_at(&mut bytes, at).unwrap();
-        i64::from_ne_bytes(bytes)
     }
 }

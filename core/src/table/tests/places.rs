@@ -144,23 +144,6 @@ fn places_of_which_nobody_hears_are_given_up_in_portions() {
 }
 
 #[test]
-fn a_message_that_takes_long_counts_as_several() {
-    for heard in [true, false] {
-        let mut server = held();
-        for n in 0..2 {
-            let asks = ask(&nth(n)).place().by(7).session();
-            server.wait_for(K, asks, 60_000);
-        }
-        server.delete(K);
-        server.weight = UNHEARD_A_STEP;
-        server.listens = heard;
-        server.do_one();
-        // The second one of which nobody hears has to wait for the next step.
-        assert_eq!(server.offers, 1);
-    }
-}
-
-#[test]
 fn who_asks_again_takes_over_what_it_asks_for_now() {
     let mut server = held();
     let asks = ask("a").place().lease(100);

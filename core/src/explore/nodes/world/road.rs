@@ -10,7 +10,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::ClientId;
-use crate::table::{self, Answer, Delivery, LockTable, Outcome, Step, WORK_A_WAKE};
+use crate::table::{self, Answer, LockTable, Outcome, Step, WORK_A_WAKE};
 use crate::token::FencingToken;
 
 /// Answers what a step asks.
@@ -26,13 +26,12 @@ impl table::World for Asked<'_> {
         self.client.map(|at| client_id(at, 0))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
+    fn say(&mut self, place: &Place, token: FencingToken) -> bool {
         let heard = self.world.publish(self.node, place.id, token);
-        let heard = heard.unwrap_or_else(|broken| {
+        heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
             false
-        });
-        Delivery { heard, weight: 1 }
+        })
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {

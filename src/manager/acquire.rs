@@ -1,0 +1,106 @@
+//! How a lock is taken, and waited for.
+
+use redis_module::Context;
+
+use super::{acks, gate, run};
+use crate::server::acl::User;
+use crate::server::blocked;
+use crate::server::clients;
+use crate::server::keyspace::{self, LockKey};
+use crate::server::open_lock::Part;
+use redis_lock_core::error::LockError;
+use redis_lock_core::lock::Now;
+use redis_lock_core::queue::Wait;
+use redis_lock_core::request::{AcquireRequest, Timeout};
+use redis_lock_core::table::{Acquired, LockTable};
+
+/// How long a request would wait, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience<'a> {
+    /// It would not.
+    None,
+    /// Its client would be blocked, if it can be.
+    Block(Timeout),
+    /// It would have a place in the queue.
+    Queue(PlaceTime<'a>),
+}
+
+/// For how long a place is kept, in milliseconds, and where its end is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceTime<'a> {
+    pub(crate) ms: i64,
+    pub(crate) channel: &'a [u8],
+}
+
+/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
+/// the client is told later that it was granted.
+pub(crate) fn acquire(
+    key: LockKey<'_>,
+    request: AcquireRequest,
+    patience: Patience<'_>,
+) -> Result<Option<Acquired>, LockError> {
+    let ctx = key.ctx();
+    let patience = match patience {
+        Patience::Block(_) if !blocked::may_block(ctx) => Patience::None,
+        patience => patience,
+    };
+    let may_wait = patience != Patience::None;
+    if (may_wait || request.session.is_some()) && keyspace::is_replica(ctx) {
+        return Err(LockError::ReadOnly);
+    }
+    if let Patience::Queue(place) = patience {
+        check_channel(key, place.channel)?;
+    }
+    let may_grant = gate::check_replicas(ctx)?;
+    let asker = request.owner.clone();
+    let part = Part::Whole(Some(&asker));
+    let acquired = run(key, part, may_grant, |table, now, stored, asked| {
+        let wait = wait(ctx, table, patience, now);
+        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
+        table.acquire(key.as_ref(), stored, request, wait, now, asked)
+    });
+    if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
+        // The core ends the wait where it must not end that for replicas.
+        let timeout_ms = match acks::are_on() {
+            true => 0,
+            false => timeout.ms_or_zero(),
+        };
+        blocked::block(key, *waiter, timeout_ms);
+    }
+    acquired
+}
+
+fn wait(ctx: &Context, table: &mut LockTable, patience: Patience<'_>, now: Now) -> Option<Wait> {
+    let (until_ms, channel) = match patience {
+        Patience::None => return None,
+        Patience::Block(timeout) => (timeout.end_ms(now.steady_ms), None),
+        Patience::Queue(place) => {
+            let until_ms = now.steady_ms.saturating_add(place.ms);
+            (Some(until_ms), Some(table.channel(place.channel)))
+        }
+    };
+    Some(Wait {
+        client: clients::running(ctx),
+        until_ms,
+        channel,
+    })
+}
+
+/// Fails unless the client may publish to this channel, and in a cluster the key's slot
+/// has it.
+fn check_channel(key: LockKey<'_>, channel: &[u8]) -> Result<(), LockError> {
+    let ctx = key.ctx();
+    if keyspace::in_cluster(ctx) && !keyspace::is_in_slot_of(key, channel) {
+        return Err(LockError::ChannelCrossesSlots);
+    }
+    match User::running(ctx).may_publish(channel) {
+        true => Ok(()),
+        false => Err(LockError::NoPermission {
+            reason: CHANNEL_REFUSED.to_owned(),
+        }),
+    }
+}
+
+/// What Redis 7.0 says to a user who may not publish to a channel.
+const CHANNEL_REFUSED: &str =
+    "this user has no permissions to access one of the channels used as arguments";
