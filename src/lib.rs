@@ -108,6 +108,7 @@ fn deinit(ctx: &Context) -> Status {
     };
     let in_use = manager::why_in_use().map(str::to_owned);
     let Some(why) = in_use.or_else(pinned) else {
+        manager::goes(ctx);
         return Status::Ok;
     };
     ctx.log_warning(&format!("the module is not unloaded: {why}"));

@@ -142,6 +142,11 @@ pub(crate) fn why_in_use() -> Option<&'static str> {
     })
 }
 
+/// The module is unloaded now: who is still to be told of a release is told.
+pub(crate) fn goes(ctx: &Context) {
+    redisson::tell_noted(ctx, clock::now().steady_ms);
+}
+
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
     TABLE.locks().take();

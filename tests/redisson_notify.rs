@@ -142,6 +142,17 @@ fn who_begins_to_listen_is_told_however_many_locks_nobody_heard_of() {
 }
 
 #[test]
+fn who_listens_is_told_before_the_module_goes() {
+    let (release, told) = (release("k"), told("0"));
+    heard_with("auto").run(&format!(
+        "o > CONFIG SET hz 1 -> OK
+        {release}
+        o > MODULE UNLOAD lock -> OK
+        {told}"
+    ));
+}
+
+#[test]
 fn nothing_is_published_if_nothing_is_to_be() {
     let (release, end) = (release("k"), told("end"));
     heard_with("no").run(&format!("{release} \n o > PUBLISH {CHANNEL} end \n {end}"));
