@@ -40,7 +40,9 @@ impl KeyRef<'_> {
 ///
 /// Its database stands before its name, in bytes that have the same order, so that it takes
 /// no memory wherever the key is.
-#[derive(Clone, PartialEq, Eq)]
+///
+/// The default is no key, and comes before every other in order.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct KeyBuf(Rc<[u8]>);
 
 impl KeyBuf {
@@ -51,11 +53,6 @@ impl KeyBuf {
             db: i32::from_be_bytes(*db) ^ i32::MIN,
             name,
         }
-    }
-
-    /// Comes before every key in order, and is none.
-    pub(crate) fn least() -> Self {
-        Self(Rc::from([]))
     }
 
     /// The database.

@@ -1,8 +1,11 @@
 //! What a client asks for, in types that can only hold what is allowed.
 
 use std::fmt;
+use std::hash::Hasher;
 use std::num::NonZeroU64;
 use std::rc::Rc;
+
+use rustc_hash::FxHasher;
 
 use crate::token::{FencingToken, TOKEN_MAX};
 use crate::usage::Usage;
@@ -18,13 +21,20 @@ pub const RESERVED_PREFIX: u8 = b'@';
 
 /// Who holds a lock, or wants to: 1 to 1024 bytes of any value that do not
 /// begin with `@`. Cheap to clone, because a queue and its index share it.
+///
+/// Names of one program mostly begin alike, so they are compared by their hashes first, and
+/// that is the order in which owners are kept.
 #[derive(Clone, Eq, PartialOrd, Ord)]
-pub struct Owner(Rc<[u8]>);
+pub struct Owner {
+    hash: u64,
+    name: Rc<[u8]>,
+}
 
 impl PartialEq for Owner {
     fn eq(&self, other: &Self) -> bool {
         // Within a step most names are one and the same.
-        Rc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+        let is_same = || Rc::ptr_eq(&self.name, &other.name) || self.name == other.name;
+        self.hash == other.hash && is_same()
     }
 }
 
@@ -35,19 +45,26 @@ impl Owner {
             None => Err(Usage::OwnerEmpty),
             Some(&RESERVED_PREFIX) => Err(Usage::OwnerReserved),
             Some(_) if name.len() > OWNER_MAX_BYTES => Err(Usage::OwnerTooLong),
-            Some(_) => Ok(Self(name.into())),
+            Some(_) => {
+                let mut hasher = FxHasher::default();
+                hasher.write(name);
+                Ok(Self {
+                    hash: hasher.finish(),
+                    name: name.into(),
+                })
+            }
         }
     }
 
     /// The name as it was given.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.name
     }
 }
 
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({})", self.0.escape_ascii())
+        write!(f, "Owner({})", self.name.escape_ascii())
     }
 }
 

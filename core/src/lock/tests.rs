@@ -90,7 +90,7 @@ pub(crate) fn limit(count: i64) -> Limit {
 /// The fields of a hash have no order, and so the holders of a lock have none.
 pub(crate) fn sorted(mut lock: Lock) -> Lock {
     let mut holders = lock.holders().to_vec();
-    holders.sort_by(|one, other| one.owner.cmp(&other.owner));
+    holders.sort_by_key(|holder| holder.owner.as_bytes().to_vec());
     lock.holders = holders.into_iter().collect();
     lock
 }

@@ -506,11 +506,14 @@ impl Server {
         let now = self.now();
         self.table.end_some_gone(usize::MAX);
         let told = self.table.give_up(now, usize::MAX).into_iter();
-        told.map(|(addressee, answer)| {
-            self.clients.remove(&addressee.id());
-            (addressee.id(), answer)
-        })
-        .collect()
+        let told = told.map(|(addressee, answer)| (addressee.id(), answer));
+        let mut told: Vec<_> = told.collect();
+        // Those whose waits end at once are told in no order that anybody could rely on.
+        told.sort_by_key(|(id, _)| *id);
+        for (id, _) in &told {
+            self.clients.remove(id);
+        }
+        told
     }
 
     fn wake_at_ms(&self) -> Option<i64> {
