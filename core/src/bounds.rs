@@ -40,37 +40,15 @@ pub(crate) fn set(are_small: bool) {
     ARE_SMALL.set(are_small);
 }
 
+/// This bound, for now.
 #[cfg(test)]
-fn bound(usual: usize) -> usize {
+pub(crate) fn bound(usual: usize) -> usize {
     if ARE_SMALL.get() { 1 } else { usual }
 }
 
+/// This bound, for now.
 #[cfg(not(test))]
 #[inline]
-const fn bound(usual: usize) -> usize {
+pub(crate) const fn bound(usual: usize) -> usize {
     usual
-}
-
-/// [`FEW`], for now.
-#[inline]
-pub(crate) fn few() -> usize {
-    bound(FEW)
-}
-
-/// [`GRANTS_A_STEP`], for now.
-#[inline]
-pub(crate) fn grants_a_step() -> usize {
-    bound(GRANTS_A_STEP)
-}
-
-/// [`ENDS_A_STEP`], for now.
-#[inline]
-pub(crate) fn ends_a_step() -> usize {
-    bound(ENDS_A_STEP)
-}
-
-/// [`UNHEARD_A_STEP`], for now.
-#[inline]
-pub(crate) fn unheard_a_step() -> usize {
-    bound(UNHEARD_A_STEP)
 }

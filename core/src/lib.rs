@@ -24,6 +24,7 @@ mod bounds;
 mod claims;
 pub mod cycle;
 pub mod deadlock;
+pub mod effect;
 pub mod ended;
 pub mod error;
 #[cfg(test)]

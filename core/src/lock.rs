@@ -22,15 +22,15 @@
 
 use smallvec::SmallVec;
 
+use crate::effect::{Effect, Effects};
 use crate::error::LockError;
-use crate::holder::{Holder, Permit};
+use crate::holder::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{
     AcquireRequest, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
 use crate::token::{FencingToken, TokenClock};
-use crate::usage::Usage;
 
 /// The moment of a transition, by two clocks.
 ///
@@ -48,59 +48,6 @@ impl Now {
     /// Milliseconds since 1970, the unit in which Redis keeps expiry times.
     pub const fn ms(self) -> i64 {
         self.us / 1000
-    }
-}
-
-/// One write, which has the same effect on the keyspace of the primary and, as
-/// a core command, on that of a replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// `HSET key owner holds [@permit:owner permit] [@fence token]`
-    SetHolder {
-        /// The owner.
-        owner: Owner,
-        /// Its new hold count.
-        holds: i64,
-        /// Its permit, where others may hold the lock with it.
-        permit: Option<Permit>,
-        /// The token, where it is new.
-        new_token: Option<FencingToken>,
-    },
-    /// `HDEL key owner @permit:owner`
-    RemoveHolder {
-        /// The owner.
-        owner: Owner,
-    },
-    /// `PEXPIREAT key at_ms`
-    ExpireAt {
-        /// Milliseconds since 1970.
-        at_ms: i64,
-    },
-    /// `DEL key`
-    Delete,
-    /// `RESTORE key end_ms {owner: 1, @fence: token} REPLACE ABSTTL`: whatever was
-    /// stored, the lock is now exactly this.
-    Replace {
-        /// Who holds it alone, with one hold.
-        owner: Owner,
-        /// Its token.
-        token: FencingToken,
-        /// When its lease ends, in milliseconds since 1970.
-        end_ms: i64,
-    },
-}
-
-/// What has to be written, in order.
-pub type Effects = SmallVec<[Effect; 3]>;
-
-impl Holder {
-    fn written(&self, new_token: Option<FencingToken>) -> Effect {
-        Effect::SetHolder {
-            owner: self.owner.clone(),
-            holds: self.holds,
-            permit: self.permit(),
-            new_token,
-        }
     }
 }
 
@@ -248,7 +195,7 @@ impl Lock {
         }
         // This owner has no hold, and waiting would not give it one that fits,
         // so the mistake is told at once.
-        holds_after_acquire(request, 0)?;
+        request.holds_after(0)?;
         #[cfg(feature = "planted-faults")]
         let in_turn = in_turn || request.limit == Limit::SHARED && Fault::ReaderBarges.strikes();
         if !in_turn || !self.admits(request.limit) {
@@ -301,7 +248,7 @@ impl Lock {
         if request.limit < holder.limit {
             return Err(LockError::Upgrade);
         }
-        let holds = holds_after_acquire(request, before.unwrap_or(holder.holds))?;
+        let holds = request.holds_after(before.unwrap_or(holder.holds))?;
         let new_token = self.give_token(&mut holder, now, tokens)?;
         // Re-entry never shortens what an outer section relies on.
         let lease_end_ms = request.lease.end_ms(now.ms());
@@ -578,22 +525,6 @@ impl Lock {
                 effects,
             );
         }
-    }
-}
-
-/// The hold count after a request by an owner that has `held` holds now.
-pub(crate) fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
-    match request.hold {
-        None => held
-            .checked_add(1)
-            .ok_or_else(|| Usage::TooManyHolds.into()),
-        Some(hold) if held == hold.count_without() || held == hold.count_with() => {
-            Ok(hold.count_with())
-        }
-        Some(hold) => Err(LockError::HoldCount {
-            wanted: hold.count_with(),
-            held,
-        }),
     }
 }
 

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use crate::bounds::few;
+use crate::bounds::{FEW, bound};
 use crate::error::LockError;
 use crate::holder::{Holder, Permit};
 use crate::lock::Lock;
@@ -152,7 +152,7 @@ impl Reader {
     pub fn of(fields: usize, asker: Option<&Owner>) -> Self {
         let mut reader = asker.map_or_else(Self::default, Self::asked_by);
         let holders = (fields / 2).min(ROOM_AT_ONCE);
-        if holders > few() {
+        if holders > bound(FEW) {
             reader.counts = SmallVec::with_capacity(holders);
             reader.permits = SmallVec::with_capacity(holders);
         }
@@ -205,7 +205,7 @@ impl Reader {
         }
         let mut leftovers = self.permits.len();
         let alone = self.counts.len() == 1;
-        let is_many = self.permits.len() > few();
+        let is_many = self.permits.len() > bound(FEW);
         let by_owner: HashMap<&[u8], &Permit> = match is_many {
             true => self
                 .permits

@@ -11,8 +11,9 @@ use crate::server::api::api;
 use crate::server::dump;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{self, ServerStr, StaticStr};
+use redis_lock_core::effect::Effect;
 use redis_lock_core::error::LockError;
-use redis_lock_core::lock::{Effect, Lock};
+use redis_lock_core::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::request::Owner;

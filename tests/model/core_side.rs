@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Value;
+use redis_lock_core::effect::Effect;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
-use redis_lock_core::lock::{Effect, Lock, Now, Released};
+use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, HoldNumber, Lease as CoreLease, Limit, Owner, ReleaseExtent,

@@ -6,9 +6,10 @@ use super::invariants::{self, Seen, holds};
 use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
 use super::search::{Broken, Checked, World as _};
 use super::world::{Doing, PlaceKept, World};
+use crate::effect::Effect;
 use crate::error::LockError;
 use crate::explore::cast::{key_name, owner_name};
-use crate::lock::{Effect, Lock, Released};
+use crate::lock::{Lock, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,

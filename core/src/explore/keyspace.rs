@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::form::Form;
+use crate::effect::Effect;
 use crate::error::LockError;
 use crate::keys::KeyBuf;
-use crate::lock::{Effect, Lock};
+use crate::lock::Lock;
 use crate::request::Owner;
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 

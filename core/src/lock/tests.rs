@@ -5,6 +5,7 @@ use crate::explore::keyspace::{Value, permit_field};
 use crate::request::HoldNumber;
 use crate::stored::TOKEN_FIELD;
 use crate::token::TOKEN_MAX;
+use crate::usage::Usage;
 
 mod acquiring;
 mod breaking;

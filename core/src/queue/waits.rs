@@ -54,7 +54,10 @@ impl WaitsByOwner {
     /// Whether these are exactly the waits of these waiters.
     pub(super) fn agree<'w>(&self, waiters: impl Iterator<Item = &'w Waiter>) -> bool {
         let anew = waiters.map(|waiter| (&waiter.request.owner, &waiter.key, waiter.id));
-        let known = self.by_owner.iter().map(|((owner, key), id)| (owner, key, *id));
+        let known = self
+            .by_owner
+            .iter()
+            .map(|((owner, key), id)| (owner, key, *id));
         known.collect::<BTreeSet<_>>() == anew.collect()
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use super::due::OVERDUE_MS;
 use super::{Answer, LockTable};
-use crate::bounds::ends_a_step;
+use crate::bounds::{ENDS_A_STEP, bound};
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::KeyRef;
@@ -60,7 +60,7 @@ impl LockTable {
     /// its client was to be told. Whoever sees a lock ends what is over of it first.
     pub fn connection_ended(&mut self, client: ClientId) {
         self.gone.insert(client);
-        while self.ended_at_once < ends_a_step() && self.end_one_of(client) {
+        while self.ended_at_once < bound(ENDS_A_STEP) && self.end_one_of(client) {
             self.ended_at_once += 1;
         }
         if self.tie_of(client).is_none() {

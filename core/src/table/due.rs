@@ -3,7 +3,7 @@
 
 use super::transition::Transition;
 use super::{Answer, LockTable, Outcome, Step, World, give_back};
-use crate::bounds::grants_a_step;
+use crate::bounds::{GRANTS_A_STEP, bound};
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
@@ -278,7 +278,7 @@ impl LockTable {
     /// The key has become something else. Who waits for it is told so.
     fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Outcome<()> {
         let mut step = Step::default();
-        while step.answers.len() < grants_a_step()
+        while step.answers.len() < bound(GRANTS_A_STEP)
             && let Some(id) = self.queues.first(key).map(|first| first.id)
             && let Some(waiter) = self.remove_waiter(key, id)
         {

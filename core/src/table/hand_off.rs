@@ -4,9 +4,8 @@ use smallvec::SmallVec;
 
 use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent, Outcome};
-use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
+use crate::bounds::{FEW, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, bound};
 use crate::error::LockError;
-use crate::lock::holds_after_acquire;
 use crate::outbox::{Out, SessionToBe, Tells};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -231,7 +230,7 @@ impl Transition<'_> {
         };
         // A place is for a first hold, also where nothing is granted yet.
         if wait.is_for_place() {
-            holds_after_acquire(&request, self.holds_of(&request.owner))?;
+            request.holds_after(self.holds_of(&request.owner))?;
         }
         self.enqueue(request, wait).map(Acquired::Queued)
     }
@@ -265,7 +264,7 @@ impl Transition<'_> {
         {
             let (id, owner) = (first.id, first.request.owner.clone());
             // Where its hold does not fit any more, it is told so and of no token.
-            let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
+            let is_place = first.is_place() && first.request.holds_after(0).is_ok();
             let is_said_first = is_place && self.table.settings.acks.is_none();
             if let Some((earlier, is_same)) = self.earlier
                 && earlier == id
@@ -364,8 +363,8 @@ impl Transition<'_> {
 
     /// Whether others are to have their turn.
     pub(super) fn has_done_enough(&self) -> bool {
-        self.step.answers.len() + self.withheld >= grants_a_step()
-            || self.unheard >= unheard_a_step()
+        self.step.answers.len() + self.withheld >= bound(GRANTS_A_STEP)
+            || self.unheard >= bound(UNHEARD_A_STEP)
             || self.step.passed >= PASSED_A_STEP
     }
 
@@ -373,7 +372,7 @@ impl Transition<'_> {
     /// been taken by other means, and a holder that asks again may have to wait.
     fn waiting_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
-        if holders.len() <= few() || holders.len() <= self.table.queues.length(self.key) {
+        if holders.len() <= bound(FEW) || holders.len() <= self.table.queues.length(self.key) {
             let owners = holders.iter().map(|holder| &holder.owner);
             let waits = |owner: &&Owner| self.table.queues.waits(owner);
             return owners.filter(waits).cloned().collect();

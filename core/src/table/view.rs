@@ -5,10 +5,11 @@
 use std::ops::Bound;
 
 use super::LockTable;
+use crate::effect::Effects;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Effects, Lock, Now};
+use crate::lock::{Lock, Now};
 use crate::queue::{Channel, Counts};
 use crate::request::{ClientId, Limit, Owner};
 use crate::token::FencingToken;

@@ -3,7 +3,7 @@
 
 use super::transition::Transition;
 use super::{Answer, LogLine};
-use crate::bounds::ends_a_step;
+use crate::bounds::{ENDS_A_STEP, bound};
 use crate::cycle::WaitEdge;
 use crate::deadlock::{Certain, Graph, WaitFor};
 use crate::error::LockError;
@@ -104,8 +104,8 @@ impl Transition<'_> {
         if full.is_none() {
             return Ok(());
         }
-        self.table.end_some_gone(ends_a_step());
-        let ended = self.table.give_up(self.now, ends_a_step());
+        self.table.end_some_gone(bound(ENDS_A_STEP));
+        let ended = self.table.give_up(self.now, bound(ENDS_A_STEP));
         self.step.answers.extend(ended);
         let Some(full) = self.room_lacks(is_place, leaves, leaves_places) else {
             return Ok(());
