@@ -67,6 +67,19 @@ pub(crate) struct Out {
 }
 
 impl Out {
+    /// Something to be told without a session, now or when it is withheld no more.
+    pub(crate) fn new(to: Addressee, hold: HoldId, token: FencingToken, tells: Tells) -> Self {
+        Self {
+            to,
+            hold,
+            token,
+            tells,
+            session: None,
+            is_said: false,
+            withheld: None,
+        }
+    }
+
     /// The client with whose connection it ends. A place outlives it without a session.
     pub(crate) fn ends_with(&self) -> Option<ClientId> {
         match (self.tells, self.to.is_place()) {

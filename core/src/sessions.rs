@@ -68,6 +68,51 @@ pub struct Binding {
     pub(crate) renew_at_ms: i64,
 }
 
+impl Binding {
+    /// The owner was told of its holds by this client, without asking that they be bound to
+    /// its connection.
+    pub fn told_by(&mut self, client: Option<ClientId>) {
+        let is_one = client.is_some_and(|client| self.clients.contains(&client));
+        self.told_elsewhere |= !is_one;
+    }
+
+    /// A grant lets the holds last until then at least.
+    pub fn last_until(&mut self, at_ms: i64) {
+        self.kept_until_ms = self.kept_until_ms.max(at_ms);
+    }
+
+    /// Another lease is kept up from now on.
+    pub fn set_lease(&mut self, lease: Lease, now_ms: i64) {
+        self.lease = lease;
+        self.kept(now_ms);
+        self.is_claimed = true;
+        self.renew_at_ms = renew_at_ms(lease, now_ms);
+    }
+
+    /// The holds were kept up, and last for their whole lease again.
+    pub fn kept(&mut self, now_ms: i64) {
+        self.kept_until_ms = self.lease.end_ms(now_ms);
+    }
+
+    /// The grant is unclaimed: nothing keeps it up.
+    pub fn leave_unclaimed(&mut self) {
+        #[cfg(feature = "planted-faults")]
+        if Fault::UnclaimedKept.planted() {
+            return;
+        }
+        self.is_claimed = false;
+        self.renew_at_ms = self.kept_until_ms.saturating_add(1);
+    }
+
+    /// The grant is claimed, and kept up from then on.
+    pub fn claim(&mut self, now_ms: i64) {
+        if !self.is_claimed {
+            self.is_claimed = true;
+            self.renew_at_ms = renew_at_ms(self.lease, now_ms);
+        }
+    }
+}
+
 /// All bindings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
@@ -169,79 +214,26 @@ impl Sessions {
         self.insert(hold, binding);
     }
 
-    /// Notes that an owner was told of its holds by this client, without asking that they
-    /// be bound to its connection.
-    pub fn told_by(
+    /// Changes what binds an owner's holds of this token, and plans their next renewal by it.
+    pub fn change(
         &mut self,
         key: KeyRef<'_>,
         owner: &Owner,
         token: Option<FencingToken>,
-        client: Option<ClientId>,
+        change: impl FnOnce(&mut Binding),
     ) {
-        if let Some(bound) = self.hold(key, owner)
-            && let Some(binding) = self.bindings.get_mut(&bound)
+        if let Some(hold) = self.hold(key, owner)
+            && let Some(binding) = self.bindings.get_mut(&hold)
             && Some(binding.token) == token
         {
-            let is_one = client.is_some_and(|client| binding.clients.contains(&client));
-            binding.told_elsewhere |= !is_one;
-        }
-    }
-
-    /// Notes that a grant lets bound holds last until then at least.
-    pub fn last_until(&mut self, key: KeyRef<'_>, owner: &Owner, token: FencingToken, at_ms: i64) {
-        if let Some(bound) = self.hold(key, owner)
-            && let Some(binding) = self.bindings.get_mut(&bound)
-            && binding.token == token
-        {
-            binding.kept_until_ms = binding.kept_until_ms.max(at_ms);
-        }
-    }
-
-    /// Keeps up another lease from now on, if the holds of this token are bound.
-    pub fn set_lease(
-        &mut self,
-        key: KeyRef<'_>,
-        owner: &Owner,
-        token: FencingToken,
-        lease: Lease,
-        now_ms: i64,
-    ) {
-        let Some(bound) = self.hold(key, owner) else {
-            return;
-        };
-        let binding = self.bindings.get_mut(&bound);
-        if let Some(binding) = binding.filter(|binding| binding.token == token) {
-            binding.lease = lease;
-            binding.kept_until_ms = lease.end_ms(now_ms);
-            binding.is_claimed = true;
-            self.renew_bound_by(bound, renew_at_ms(lease, now_ms));
-        }
-    }
-
-    /// Notes that a grant is unclaimed: what it bound is not kept up.
-    pub fn leave_unclaimed(&mut self, key: KeyRef<'_>, owner: &Owner) {
-        #[cfg(feature = "planted-faults")]
-        if Fault::UnclaimedKept.planted() {
-            return;
-        }
-        if let Some(bound) = self.hold(key, owner)
-            && let Some(binding) = self.bindings.get_mut(&bound)
-        {
-            binding.is_claimed = false;
-            let over_ms = binding.kept_until_ms.saturating_add(1);
-            self.renew_bound_by(bound, over_ms);
-        }
-    }
-
-    /// Notes that a grant is claimed. It is kept up from then on.
-    pub fn claim(&mut self, key: KeyRef<'_>, owner: &Owner, now_ms: i64) {
-        if let Some(bound) = self.hold(key, owner)
-            && let Some(binding) = self.bindings.get_mut(&bound)
-            && !binding.is_claimed
-        {
-            binding.is_claimed = true;
-            let at_ms = renew_at_ms(binding.lease, now_ms);
-            self.renew_bound_by(bound, at_ms);
+            let mut planned = (binding.renew_at_ms, hold);
+            change(binding);
+            let at_ms = binding.renew_at_ms;
+            if at_ms != planned.0 {
+                self.renewals.remove(&planned);
+                planned.0 = at_ms;
+                self.renewals.insert(planned);
+            }
         }
     }
 
@@ -249,35 +241,6 @@ impl Sessions {
     pub fn unbind(&mut self, key: KeyRef<'_>, owner: &Owner) {
         if let Some(bound) = self.hold(key, owner) {
             self.remove(&bound);
-        }
-    }
-
-    /// Notes until when holds last as far as anybody may rely on it.
-    pub fn count_until(&mut self, hold: &HoldId, at_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(hold) {
-            binding.kept_until_ms = at_ms;
-        }
-    }
-
-    /// Notes that holds were kept up, and last for their whole lease again.
-    pub fn kept(&mut self, hold: &HoldId, now_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(hold) {
-            binding.kept_until_ms = binding.lease.end_ms(now_ms);
-        }
-    }
-
-    /// Plans the next renewal anew.
-    pub fn renew_by(&mut self, hold: &HoldId, at_ms: i64) {
-        self.renew_bound_by(hold.clone(), at_ms);
-    }
-
-    fn renew_bound_by(&mut self, bound: HoldId, at_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(&bound) {
-            let mut planned = (binding.renew_at_ms, bound);
-            self.renewals.remove(&planned);
-            binding.renew_at_ms = at_ms;
-            planned.0 = at_ms;
-            self.renewals.insert(planned);
         }
     }
 
@@ -303,8 +266,11 @@ impl Sessions {
     /// connections have ended takes them from there.
     pub fn take_due(&mut self, now_ms: i64) -> Option<HoldId> {
         let hold = self.next_due(now_ms)?;
-        let lease = self.bindings.get(&hold)?.lease;
-        self.renew_bound_by(hold.clone(), renew_at_ms(lease, now_ms));
+        let token = self.bindings.get(&hold)?.token;
+        let (key, owner) = (hold.key.as_ref(), &hold.owner);
+        self.change(key, owner, Some(token), |binding| {
+            binding.renew_at_ms = renew_at_ms(binding.lease, now_ms);
+        });
         Some(hold)
     }
 

@@ -38,7 +38,10 @@ fn bind(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: 
 fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64, now_ms: i64) {
     let binding = sessions.binding_of(key, &owner(name));
     let token = binding.map_or(token(1), |binding| binding.token);
-    sessions.set_lease(key, &owner(name), token, lease(lease_ms), now_ms);
+    let lease = lease(lease_ms);
+    sessions.change(key, &owner(name), Some(token), |bound| {
+        bound.set_lease(lease, now_ms)
+    });
 }
 
 fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
@@ -82,7 +85,9 @@ fn of_two_connections_the_one_that_lives_is_shown() {
 fn who_was_told_elsewhere_outlives_its_connections() {
     let tell = |sessions: &mut Sessions, client, told| {
         let (owner, token) = (owner("a"), Some(token(told)));
-        sessions.told_by(KEY, &owner, token, Some(ClientId(client)));
+        sessions.change(KEY, &owner, token, |bound| {
+            bound.told_by(Some(ClientId(client)))
+        });
     };
     for (told, client, is_over) in [(7, 1, true), (8, 2, true), (7, 2, false)] {
         let mut sessions = Sessions::default();
@@ -298,26 +303,32 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
         let binding = sessions.binding_of(KEY, &owner("a")).unwrap();
         binding.kept_until_ms
     };
+    let change = |sessions: &mut Sessions, name: &str, told, change: fn(&mut Binding)| {
+        sessions.change(KEY, &owner(name), Some(token(told)), change);
+    };
     bind(&mut sessions, KEY, "a", (1, 7, 300), 1000);
     assert_eq!(kept_until(&sessions), 1300);
     sessions.take_due(1100).unwrap();
     assert_eq!(kept_until(&sessions), 1300);
-    sessions.kept(&at(KEY, "a"), 1100);
+    change(&mut sessions, "a", 7, |bound| bound.kept(1100));
     assert_eq!(kept_until(&sessions), 1400);
-    sessions.set_lease(KEY, &owner("a"), token(7), lease(50), 1200);
+    change(&mut sessions, "a", 7, |bound| {
+        bound.set_lease(lease(50), 1200)
+    });
     assert_eq!(kept_until(&sessions), 1250);
     // The lease of other holds is not that of the bound ones.
-    sessions.set_lease(KEY, &owner("a"), token(8), lease(10), 1200);
+    change(&mut sessions, "a", 8, |bound| {
+        bound.set_lease(lease(10), 1200)
+    });
     assert_eq!(kept_until(&sessions), 1250);
-    sessions.last_until(KEY, &owner("a"), token(8), 9000);
+    change(&mut sessions, "a", 8, |bound| bound.last_until(9000));
     assert_eq!(kept_until(&sessions), 1250);
-    sessions.last_until(KEY, &owner("a"), token(7), 1240);
+    change(&mut sessions, "a", 7, |bound| bound.last_until(1240));
     assert_eq!(kept_until(&sessions), 1250);
-    sessions.last_until(KEY, &owner("a"), token(7), 2000);
+    change(&mut sessions, "a", 7, |bound| bound.last_until(2000));
     assert_eq!(kept_until(&sessions), 2000);
     // Whoever is not bound has nothing to keep.
-    sessions.kept(&at(KEY, "b"), 1100);
-    sessions.renew_by(&at(KEY, "b"), 1100);
+    change(&mut sessions, "b", 7, |bound| bound.kept(1100));
     assert_eq!(sessions.len(), 1);
 }
 
@@ -340,7 +351,9 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     let mut sessions = Sessions::default();
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     sessions.take_due(100).unwrap();
-    sessions.renew_by(&at(KEY, "a"), 110);
+    sessions.change(KEY, &owner("a"), Some(token(7)), |bound| {
+        bound.renew_at_ms = 110
+    });
     assert_eq!(sessions.next_renewal_ms(), Some(110));
     assert_eq!(sessions.next_due(109), None);
     assert_eq!(sessions.next_due(110), Some(at(KEY, "a")));

@@ -85,17 +85,9 @@ impl Transition<'_> {
         token: FencingToken,
     ) {
         let id = self.table.queues.new_id();
-        self.withhold(Out {
-            to: Addressee::Blocked(id, client),
-            hold: self.hold_of(owner),
-            token,
-            tells: Tells::Renewal {
-                holds: self.holds_of(owner),
-            },
-            session: None,
-            is_said: false,
-            withheld: None,
-        });
+        let (to, holds) = (Addressee::Blocked(id, client), self.holds_of(owner));
+        let tells = Tells::Renewal { holds };
+        self.withhold(Out::new(to, self.hold_of(owner), token, tells));
         self.step.withheld = Some(id);
     }
 
@@ -125,20 +117,15 @@ impl Transition<'_> {
             table.take_out_of_box(id);
         }
         if bound.kept_until_ms > before.kept_until_ms {
-            table.sessions.count_until(&hold, before.kept_until_ms);
+            let (sessions, token) = (&mut table.sessions, Some(bound.token));
+            sessions.change(self.key, owner, token, |bound| {
+                bound.kept_until_ms = before.kept_until_ms;
+            });
             let id = table.queues.new_id();
             let client = bound.clients.last().copied().unwrap_or(ClientId(0));
-            self.withhold(Out {
-                to: Addressee::Blocked(id, client),
-                hold: hold.clone(),
-                token: bound.token,
-                tells: Tells::Lease {
-                    until_ms: bound.kept_until_ms,
-                },
-                session: None,
-                is_said: false,
-                withheld: None,
-            });
+            let (to, until_ms) = (Addressee::Blocked(id, client), bound.kept_until_ms);
+            let tells = Tells::Lease { until_ms };
+            self.withhold(Out::new(to, hold.clone(), bound.token, tells));
         }
         self.table.look_before_it_ends(&hold, self.now.ms());
     }
@@ -185,7 +172,8 @@ impl LockTable {
                 (_, None) => replies.push((id, hold.key)),
                 (token, Some(until_ms)) => {
                     let key = hold.key.as_ref();
-                    self.sessions.last_until(key, &hold.owner, token, until_ms);
+                    let (sessions, owner) = (&mut self.sessions, &hold.owner);
+                    sessions.change(key, owner, Some(token), |bound| bound.last_until(until_ms));
                     self.outbox.take(id);
                 }
             }
@@ -250,7 +238,11 @@ impl LockTable {
         if last_ms <= now_ms {
             self.to_close.extend(bound.clients);
         } else if last_ms < bound.renew_at_ms {
-            self.sessions.renew_by(hold, last_ms);
+            let (key, owner) = (hold.key.as_ref(), &hold.owner);
+            let sessions = &mut self.sessions;
+            sessions.change(key, owner, Some(bound.token), |bound| {
+                bound.renew_at_ms = last_ms;
+            });
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::outbox::{Out, SessionToBe, Tells};
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{ClientId, Owner};
-use crate::sessions::HoldId;
+use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
 
 /// Why a client does not wait any more.
@@ -195,7 +195,8 @@ impl LockTable {
         }
         let Some(session) = out.session else {
             let client = Some(out.to.client());
-            return self.sessions.told_by(key, owner, Some(token), client);
+            let sessions = &mut self.sessions;
+            return sessions.change(key, owner, Some(token), |bound| bound.told_by(client));
         };
         let were_held = matches!(out.tells, Tells::Grant { before: 1.., .. });
         let SessionToBe {
@@ -206,7 +207,7 @@ impl LockTable {
         let sessions = &mut self.sessions;
         sessions.bind(hold.clone(), client, token, lease, end_ms, were_held);
         if self.claims.is_open(token) {
-            sessions.leave_unclaimed(key, owner);
+            sessions.change(key, owner, Some(token), Binding::leave_unclaimed);
         } else if self.settings.acks.is_some() {
             self.look_before_it_ends(&hold, now_ms);
         }

@@ -102,10 +102,10 @@ impl Transition<'_> {
         let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
         if kept {
-            match lease < binding.lease {
-                true => sessions.set_lease(key, owner, token, lease, now.ms()),
-                false => sessions.kept(&HoldId::new(key, owner), now.ms()),
-            }
+            sessions.change(key, owner, Some(token), |bound| match lease < bound.lease {
+                true => bound.set_lease(lease, now.ms()),
+                false => bound.kept(now.ms()),
+            });
             self.count_when_acknowledged(owner, bound);
         } else {
             // Before the hand-off, which may bind the owner's next holds.
@@ -271,7 +271,11 @@ impl LockTable {
                 .extend(clients.filter(|client| last != Some(*client)));
         } else {
             let again_ms = now_ms + left_ms.min(REFUSED_RETRY_MS).max(left_ms / 2);
-            self.sessions.renew_by(&hold, again_ms);
+            let (key, owner) = (hold.key.as_ref(), &hold.owner);
+            let sessions = &mut self.sessions;
+            sessions.change(key, owner, Some(binding.token), |bound| {
+                bound.renew_at_ms = again_ms;
+            });
         }
     }
 

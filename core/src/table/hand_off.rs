@@ -165,7 +165,8 @@ impl Transition<'_> {
             }
             sessions.unbind(self.key, owner);
         }
-        sessions.last_until(self.key, owner, token, request.lease.end_ms(now_ms));
+        let end_ms = request.lease.end_ms(now_ms);
+        sessions.change(self.key, owner, granted, |bound| bound.last_until(end_ms));
         self.count_when_acknowledged(owner, bound);
         Ok(Some(Grant {
             token,
@@ -176,22 +177,19 @@ impl Transition<'_> {
 
     /// What is to be told of a grant.
     fn out(&self, to: Addressee, request: &AcquireRequest, grant: Grant) -> Out {
-        let lease = request.lease;
+        let (lease, hold) = (request.lease, self.hold_of(&request.owner));
+        let tells = Tells::Grant {
+            holds: self.holds_of(&request.owner),
+            before: grant.before,
+        };
+        let session = request.session.map(|client| SessionToBe {
+            client,
+            lease,
+            end_ms: lease.end_ms(self.now.ms()),
+        });
         Out {
-            to,
-            hold: self.hold_of(&request.owner),
-            token: grant.token,
-            tells: Tells::Grant {
-                holds: self.holds_of(&request.owner),
-                before: grant.before,
-            },
-            session: request.session.map(|client| SessionToBe {
-                client,
-                lease,
-                end_ms: lease.end_ms(self.now.ms()),
-            }),
-            is_said: false,
-            withheld: None,
+            session,
+            ..Out::new(to, hold, grant.token, tells)
         }
     }
 

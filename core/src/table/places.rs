@@ -139,7 +139,8 @@ impl LockTable {
     ) {
         if !self.claims.is_empty() && self.claims.close(token) {
             self.metrics.claims += 1;
-            self.sessions.claim(key, owner, now_ms);
+            let sessions = &mut self.sessions;
+            sessions.change(key, owner, Some(token), |bound| bound.claim(now_ms));
         }
     }
 

@@ -129,7 +129,9 @@ impl<'t> Transition<'t> {
         self.claim(owner, token);
         let bound = self.binding_to_count(owner);
         let (sessions, lease) = (&mut self.table.sessions, request.lease);
-        sessions.set_lease(self.key, owner, token, lease, now.ms());
+        sessions.change(self.key, owner, Some(token), |bound| {
+            bound.set_lease(lease, now.ms());
+        });
         self.count_when_acknowledged(owner, bound);
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
@@ -150,7 +152,7 @@ impl<'t> Transition<'t> {
         if !self.table.sessions.is_empty() {
             let token = self.lock.holder(owner).and_then(|holder| holder.token);
             let (sessions, asker) = (&mut self.table.sessions, self.world.asker());
-            sessions.told_by(self.key, owner, token, asker);
+            sessions.change(self.key, owner, token, |bound| bound.told_by(asker));
         }
     }
 
