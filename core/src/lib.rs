@@ -21,7 +21,6 @@
 
 pub mod acks;
 mod bounds;
-mod claims;
 pub mod cycle;
 pub mod deadlock;
 pub mod effect;
@@ -42,6 +41,5 @@ pub mod request;
 pub mod sessions;
 pub mod stored;
 pub mod table;
-mod time_outs;
 pub mod token;
 pub mod usage;

@@ -44,7 +44,6 @@ use smallvec::SmallVec;
 
 use crate::acks::{Acknowledgement, Acks};
 pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
-use crate::claims::Claims;
 use crate::cycle::WaitEdge;
 use crate::effect::Effects;
 use crate::ended::EndedHolds;
@@ -56,7 +55,6 @@ use crate::outbox::Outbox;
 use crate::queue::{Addressee, Channel, Place, Wait, WaitQueues, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::{HoldId, Sessions};
-use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
 pub use acknowledged::ToTell;
@@ -229,8 +227,9 @@ pub struct LockTable {
     outbox: Outbox,
     /// What replicas have to acknowledge first.
     acks: Acks,
-    /// Waits that end here.
-    time_outs: TimeOuts,
+    /// Waits that the server does not end by itself, those for a place and those for replicas:
+    /// when each ends, in milliseconds of the steady clock.
+    time_outs: BTreeSet<(i64, WaiterId)>,
     /// Clients whose connections have ended, and with them something that is still here.
     gone: BTreeSet<ClientId>,
     /// Of which of them something was ended last.
@@ -239,8 +238,10 @@ pub struct LockTable {
     ended_at_once: usize,
     /// Ends of places that are still to be told.
     untold: BTreeMap<(HoldId, WaiterId), (Addressee, Answer)>,
-    /// Grants to places that nobody has claimed yet.
-    claims: Claims,
+    /// Grants to places that nobody has claimed yet, in the order in which they were made, each
+    /// with when its first lease is over, in milliseconds since 1970. Nothing keeps such a
+    /// grant up. It is claimed by a renewal, or by any other reply with its token.
+    unclaimed: BTreeMap<FencingToken, i64>,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
     /// Waits that may close a cycle.

@@ -45,7 +45,10 @@ impl Queue {
     /// Those who came later than this one, or all.
     pub(super) fn later_than(&self, id: Option<WaiterId>) -> impl Iterator<Item = &Waiter> {
         let first = iter::once(&self.first).filter(move |first| Some(first.id) > id);
-        let later = (id.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let later = (
+            id.map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Unbounded,
+        );
         first.chain(self.behind.range(later).map(|(_, waiter)| waiter))
     }
 

@@ -71,7 +71,7 @@ impl Transition<'_> {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
         let (id, until_ms) = (out.to.id(), self.now.steady_ms.saturating_add(timeout_ms));
         if out.lease_until_ms().is_none() {
-            self.table.time_outs.insert(id, until_ms);
+            self.table.time_outs.insert((until_ms, id));
         }
         out.withheld = Some((until_ms, self.table.acks.withhold(id)));
         self.table.outbox.send(out);

@@ -206,7 +206,7 @@ impl LockTable {
         } = session;
         let sessions = &mut self.sessions;
         sessions.bind(hold.clone(), client, token, lease, end_ms, were_held);
-        if self.claims.is_open(token) {
+        if self.unclaimed.contains_key(&token) {
             sessions.change(key, owner, Some(token), Binding::leave_unclaimed);
         } else if self.settings.acks.is_some() {
             self.look_before_it_ends(&hold, now_ms);
@@ -231,7 +231,7 @@ impl LockTable {
     pub(super) fn take_out_of_box(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.outbox.take(id)?;
         if let Some((until_ms, serial)) = out.withheld {
-            self.time_outs.remove(id, until_ms);
+            self.time_outs.remove(&(until_ms, id));
             self.acks.forget(serial);
         }
         Some(out)
@@ -241,7 +241,7 @@ impl LockTable {
     pub(super) fn end_here(&mut self, id: WaiterId, wait: &Wait) {
         let ends_here = wait.is_for_place() || self.settings.acks.is_some();
         if let Some(until_ms) = wait.until_ms.filter(|_| ends_here) {
-            self.time_outs.insert(id, until_ms);
+            self.time_outs.insert((until_ms, id));
         }
     }
 
@@ -279,8 +279,14 @@ impl LockTable {
     /// Takes a waiter from its queue, and its time-out with it.
     pub(super) fn remove_waiter(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
         let waiter = self.queues.remove(key, id)?;
-        self.time_outs.forget(&waiter);
+        self.forget_time_out(&waiter);
         Some(waiter)
+    }
+
+    pub(super) fn forget_time_out(&mut self, waiter: &Waiter) {
+        if let Some(until_ms) = waiter.until_ms {
+            self.time_outs.remove(&(until_ms, waiter.id));
+        }
     }
 
     /// Removes a waiter that will not be served.

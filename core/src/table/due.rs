@@ -131,13 +131,17 @@ impl LockTable {
             return Some(OVERDUE_MS);
         }
         let rechecks = self.queues.next_recheck_ms();
-        let time_outs = self.time_outs.next_ms();
-        let time_outs = time_outs.map(|at_ms| at_ms - now.steady_ms + now.ms());
+        let time_outs = self.time_outs.first();
+        let time_outs = time_outs.map(|(at_ms, _)| at_ms - now.steady_ms + now.ms());
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
             .chain(time_outs)
-            .chain(self.claims.next_end_ms())
+            .chain(
+                self.unclaimed
+                    .first_key_value()
+                    .map(|(_, over_ms)| *over_ms),
+            )
             .min()
     }
 
@@ -338,7 +342,7 @@ impl LockTable {
         let is_anything_left = self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
-            || self.time_outs.next_ms().is_some()
+            || !self.time_outs.is_empty()
             || !self.untold.is_empty()
             || !self.gone.is_empty();
         is_anything_left.then(|| now_ms.saturating_add(REFUSED_RETRY_MS))
@@ -359,7 +363,7 @@ impl LockTable {
         }
         self.outbox = Default::default();
         self.acks = Default::default();
-        self.claims = Default::default();
+        self.unclaimed = Default::default();
         self.ended = Default::default();
         self.unchecked = Default::default();
     }

@@ -51,7 +51,7 @@ impl Transition<'_> {
         self.table.metrics.releases_broken += broken.len() as u64;
         for holder in &broken {
             if let Some(token) = holder.token {
-                self.table.claims.close(token);
+                self.table.unclaimed.remove(&token);
             }
             self.table.sessions.unbind(self.key, &holder.owner);
         }
@@ -102,7 +102,7 @@ impl Transition<'_> {
         // A token is the wall clock of its grant, as long as that runs forward.
         if let Some(token) = held.token {
             metrics.holds.add(self.now.us - token.get());
-            self.table.claims.close(token);
+            self.table.unclaimed.remove(&token);
         }
     }
 }

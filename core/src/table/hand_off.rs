@@ -423,7 +423,7 @@ impl Transition<'_> {
                     // It can be claimed until the server takes it for over.
                     let until_ms = request.lease.end_ms(self.now.ms());
                     let over_ms = until_ms.saturating_add(1);
-                    self.table.claims.open(token, over_ms);
+                    self.table.unclaimed.insert(token, over_ms);
                 }
                 let out = self.out(waiter.addressee(), request, grant);
                 if is_told {

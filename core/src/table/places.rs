@@ -137,7 +137,7 @@ impl LockTable {
         token: FencingToken,
         now_ms: i64,
     ) {
-        if !self.claims.is_empty() && self.claims.close(token) {
+        if self.unclaimed.remove(&token).is_some() {
             self.metrics.claims += 1;
             let sessions = &mut self.sessions;
             sessions.change(key, owner, Some(token), |bound| bound.claim(now_ms));
@@ -150,9 +150,11 @@ impl LockTable {
     pub fn give_up(&mut self, now: Now, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for _ in 0..at_most {
-            let Some(id) = self.time_outs.take(now.steady_ms) else {
+            let first = self.time_outs.first().copied();
+            let Some((_, id)) = first.filter(|(until_ms, _)| *until_ms <= now.steady_ms) else {
                 break;
             };
+            self.time_outs.pop_first();
             answers.extend(self.leave(id, WaitEnd::TimeUp, now.ms()));
         }
         for _ in 0..at_most {
@@ -162,9 +164,11 @@ impl LockTable {
             answers.push(told);
         }
         for _ in 0..at_most {
-            if !self.claims.take_end(now.ms()) {
+            let first = self.unclaimed.first_entry();
+            let Some(over) = first.filter(|first| *first.get() <= now.ms()) else {
                 break;
-            }
+            };
+            over.remove();
             self.metrics.grants_unclaimed += 1;
         }
         answers

@@ -685,7 +685,7 @@ impl Server {
         assert_eq!(table.totals(self.now()).withheld, 0);
         assert!(!table.anybody_waits() && !table.remembers_holds());
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
-        assert!(table.time_outs.is_empty() && table.claims.is_empty());
+        assert!(table.time_outs.is_empty() && table.unclaimed.is_empty());
         assert!(table.untold.is_empty());
         assert!(!table.follows_keys());
         assert_eq!(table.wake_at_ms(self.now()), None);

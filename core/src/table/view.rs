@@ -200,8 +200,6 @@ impl LockTable {
         self.sessions.take_down(form);
         self.outbox.take_down(form);
         self.ended.take_down(form);
-        self.time_outs.take_down(form);
-        self.claims.take_down(form);
         self.acks.take_down(form);
         form.count(self.ended_at_once);
         form.count(self.gone.len());
@@ -213,6 +211,16 @@ impl LockTable {
         form.count(self.unchecked.len());
         for id in &self.unchecked {
             form.waiter(Some(*id));
+        }
+        form.count(self.time_outs.len());
+        for &(at_ms, id) in &self.time_outs {
+            form.time(Some(at_ms));
+            form.waiter(Some(id));
+        }
+        form.count(self.unclaimed.len());
+        for (&token, &over_ms) in &self.unclaimed {
+            form.token(Some(token));
+            form.time(Some(over_ms));
         }
         form.count(self.untold.len());
         for (_, id) in self.untold.keys() {

@@ -52,7 +52,7 @@ impl Transition<'_> {
         }
         let later = wait.clone();
         if let Some(earlier) = self.table.queues.take_over(self.key, id, request, wait) {
-            self.table.time_outs.forget(&earlier);
+            self.table.forget_time_out(&earlier);
             self.supersede(earlier.addressee(), Some(&later));
         }
         self.table.end_here(id, &later);

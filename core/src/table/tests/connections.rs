@@ -286,10 +286,10 @@ fn on_demotion_nothing_is_on_its_way_or_planned_any_more() {
     let table = &mut server.table;
     table.unchecked.push_back(b);
     assert!(table.remembers_holds() && !table.ended.is_empty());
-    assert!(!table.claims.is_empty() && !table.unchecked.is_empty());
+    assert!(!table.unclaimed.is_empty() && !table.unchecked.is_empty());
     table.forget_connections(4);
     assert!(!table.remembers_holds() && table.ended.is_empty());
-    assert!(table.claims.is_empty() && table.unchecked.is_empty());
+    assert!(table.unclaimed.is_empty() && table.unchecked.is_empty());
 }
 
 #[test]

@@ -472,7 +472,7 @@ impl History {
             prop_assert_eq!(owners.len(), places.count());
             for holder in self.server.lock(key).holders() {
                 let Some(token) = holder.token else { continue };
-                if self.server.table.claims.is_open(token) {
+                if self.server.table.unclaimed.contains_key(&token) {
                     let ends = &mut self.first_ends_ms;
                     let first_ms = self.server.ms() + self.server.table.settings.claim_timeout_ms;
                     let first_ms = ends.entry(token).or_insert(first_ms);
@@ -520,7 +520,7 @@ impl History {
                 self.server.leave(queued.id);
             }
         }
-        while let Some(end_ms) = self.server.table.time_outs.next_ms() {
+        while let Some(&(end_ms, _)) = self.server.table.time_outs.first() {
             let now_ms = self.server.now().steady_ms;
             self.server.sleep((end_ms - now_ms).max(0));
             self.server.give_up();
@@ -536,7 +536,7 @@ impl History {
         }
         self.server.run();
         // The clock may have been set back meanwhile.
-        while let Some(end_ms) = self.server.table.claims.next_end_ms() {
+        while let Some((_, &end_ms)) = self.server.table.unclaimed.first_key_value() {
             self.server.sleep((end_ms - self.server.ms()).max(0));
             self.server.give_up();
         }

@@ -62,7 +62,7 @@ fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
         end(&mut server);
         server.take(K, ask("y").now());
         server.release(K, "y");
-        assert!(server.table.claims.is_empty());
+        assert!(server.table.unclaimed.is_empty());
         server.disconnect(7);
         server.run();
         server.check_nothing_is_left();
