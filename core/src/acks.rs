@@ -29,6 +29,8 @@ use crate::explore::form::Form;
 use crate::planted::Fault;
 use crate::queue::WaiterId;
 use crate::request::ClientId;
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
 
 /// What has to acknowledge a reply before it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +45,21 @@ pub struct Acknowledgement {
     pub client: Option<ClientId>,
 }
 
-/// What is withheld in the outbox, in line for replicas.
+/// What waits for replicas.
+#[derive(Clone, Debug)]
+pub(crate) enum Pending {
+    /// A reply that is withheld in the outbox.
+    Reply(WaiterId),
+    /// A lease of holds of a session: their token, and until when it lasts.
+    Lease(HoldId, FencingToken, i64),
+}
+
+/// What is in line for replicas.
 #[derive(Clone, Debug, Default)]
 pub struct Acks {
     /// In the order in which it was written, by serial numbers. What the replicas have to
     /// reach is known at the end of the turn.
-    pending: BTreeMap<u64, (Option<i64>, WaiterId)>,
+    pending: BTreeMap<u64, (Option<i64>, Pending)>,
     next_serial: u64,
     #[cfg(feature = "planted-faults")]
     last_offset: i64,
@@ -61,16 +72,26 @@ impl Acks {
     }
 
     /// Has this wait. Returns its serial number.
-    pub(crate) fn withhold(&mut self, id: WaiterId) -> u64 {
+    pub(crate) fn withhold(&mut self, pending: Pending) -> u64 {
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.pending.insert(serial, (None, id));
+        self.pending.insert(serial, (None, pending));
         serial
+    }
+
+    /// The serial number of what waits next.
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.next_serial
     }
 
     /// It waits no more.
     pub(crate) fn forget(&mut self, serial: u64) {
         self.pending.remove(&serial);
+    }
+
+    /// Nothing waits any more.
+    pub(crate) fn forget_all(&mut self) {
+        self.pending.clear();
     }
 
     /// All that was written up to now ends at this offset. Returns whether anything
@@ -86,22 +107,23 @@ impl Acks {
         new.map(|(offset, _)| *offset = Some(known)).count() > 0
     }
 
-    /// Takes something that waits for nothing beyond this offset.
-    pub(crate) fn take_acknowledged(&mut self, reached: i64) -> Option<WaiterId> {
+    /// Takes something that waits for nothing beyond this offset, with its serial number.
+    pub(crate) fn take_acknowledged(&mut self, reached: i64) -> Option<(u64, Pending)> {
         let first = self.pending.first_entry()?;
-        let (offset, id) = *first.get();
-        offset.is_some_and(|offset| offset <= reached).then(|| {
-            first.remove();
-            id
-        })
+        first.get().0.filter(|offset| *offset <= reached)?;
+        let (serial, (_, pending)) = first.remove_entry();
+        Some((serial, pending))
     }
 }
 
 #[cfg(test)]
 impl Acks {
-    /// Whether all that stands in line is withheld.
+    /// Whether all replies that stand in line are withheld.
     pub(crate) fn agree(&self, is_withheld: impl Fn(WaiterId) -> bool) -> bool {
-        self.pending.values().all(|(_, id)| is_withheld(*id))
+        self.pending.values().all(|(_, pending)| match pending {
+            Pending::Reply(id) => is_withheld(*id),
+            Pending::Lease(..) => true,
+        })
     }
 
     /// How much stands in line.
@@ -109,11 +131,22 @@ impl Acks {
         self.pending.len()
     }
 
-    /// Writes down what decides what will happen.
-    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
-        for (offset, id) in self.pending.values() {
-            form.waiter(Some(*id));
+    /// Writes down what decides what will happen, and of which leases a session keeps count.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>, counts: impl Fn(&HoldId, u64) -> bool) {
+        form.count(self.pending.len());
+        for (serial, (offset, pending)) in &self.pending {
             form.offset(*offset);
+            match pending {
+                Pending::Reply(id) => form.waiter(Some(*id)),
+                Pending::Lease(hold, token, until_ms) => {
+                    form.waiter(None);
+                    form.key(hold.key.as_ref());
+                    form.owner(&hold.owner);
+                    form.token(Some(*token));
+                    form.time(Some(*until_ms));
+                    form.flag(counts(hold, *serial));
+                }
+            }
         }
     }
 }

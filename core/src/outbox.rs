@@ -36,8 +36,6 @@ pub(crate) enum Tells {
     Grant { holds: i64, before: i64 },
     /// A renewal of so many holds.
     Renewal { holds: i64 },
-    /// Nothing: that a session is kept up counts from its acknowledgement on, until then.
-    Lease { until_ms: i64 },
 }
 
 /// Holds that are bound to a connection once their client is told of them.
@@ -82,18 +80,9 @@ impl Out {
 
     /// The client with whose connection it ends. A place outlives it without a session.
     pub(crate) fn ends_with(&self) -> Option<ClientId> {
-        match (self.tells, self.to.is_place()) {
-            (Tells::Lease { .. }, _) => None,
-            (_, true) => self.session.map(|session| session.client),
-            (_, false) => Some(self.to.client()),
-        }
-    }
-
-    /// Until when a lease lasts, if it is one.
-    pub(crate) fn lease_until_ms(&self) -> Option<i64> {
-        match self.tells {
-            Tells::Lease { until_ms } => Some(until_ms),
-            Tells::Grant { .. } | Tells::Renewal { .. } => None,
+        match self.to.is_place() {
+            true => self.session.map(|session| session.client),
+            false => Some(self.to.client()),
         }
     }
 
@@ -105,7 +94,7 @@ impl Out {
     pub(crate) fn stands(&self, token: Option<FencingToken>, held: i64) -> bool {
         let is_enough = match self.tells {
             Tells::Grant { holds, .. } => holds <= held,
-            Tells::Renewal { .. } | Tells::Lease { .. } => true,
+            Tells::Renewal { .. } => true,
         };
         token == Some(self.token) && is_enough
     }
@@ -115,12 +104,10 @@ impl Out {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
     by_id: BTreeMap<WaiterId, Out>,
-    /// At most one grant, and any renewals and leases.
+    /// At most one grant, and any renewals.
     by_hold: BTreeMap<HoldId, SmallVec<[WaiterId; 1]>>,
     /// What ends with each connection.
     by_client: BTreeSet<(ClientId, WaiterId)>,
-    /// How many leases are among them.
-    leases: usize,
 }
 
 impl Outbox {
@@ -131,13 +118,12 @@ impl Outbox {
 
     /// How many are to be told.
     pub(crate) fn replies(&self) -> usize {
-        self.by_id.len() - self.leases
+        self.by_id.len()
     }
 
     /// Has this told later.
     pub(crate) fn send(&mut self, out: Out) {
         let id = out.to.id();
-        self.leases += usize::from(out.lease_until_ms().is_some());
         self.by_hold.entry(out.hold.clone()).or_default().push(id);
         if let Some(client) = out.ends_with() {
             self.by_client.insert((client, id));
@@ -148,7 +134,6 @@ impl Outbox {
     /// Takes what is told now, or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.by_id.remove(&id)?;
-        self.leases -= usize::from(out.lease_until_ms().is_some());
         if let Some(of_hold) = self.by_hold.get_mut(&out.hold) {
             of_hold.retain(|other| *other != id);
             if of_hold.is_empty() {
@@ -188,15 +173,6 @@ impl Outbox {
         true
     }
 
-    /// A lease of these holds that is not acknowledged.
-    pub(crate) fn lease_of(&self, hold: &HoldId) -> Option<WaiterId> {
-        let mut of_hold = self.by_hold.get(hold)?.iter().copied();
-        of_hold.find(|id| {
-            self.get(*id)
-                .is_some_and(|out| out.lease_until_ms().is_some())
-        })
-    }
-
     /// Something that ends with this client's connection.
     pub(crate) fn any_of(&self, client: ClientId) -> Option<WaiterId> {
         let all = WaiterId::all_behind(client);
@@ -208,7 +184,6 @@ impl Outbox {
         self.change(hold, |tells| match tells {
             Tells::Grant { before, .. } => *before = left,
             Tells::Renewal { holds } => *holds = left.min(*holds),
-            Tells::Lease { .. } => {}
         });
     }
 
@@ -271,9 +246,7 @@ impl Outbox {
             match out.tells {
                 Tells::Grant { holds, before } => [holds, before].map(|count| form.number(count)),
                 Tells::Renewal { holds } => [holds, 0].map(|count| form.number(count)),
-                Tells::Lease { .. } => [1, 1].map(|count| form.number(count)),
             };
-            form.time(out.lease_until_ms());
             form.flag(out.is_grant());
             form.client(out.session.map(|session| session.client));
             form.time(out.session.map(|session| session.end_ms));

@@ -63,6 +63,9 @@ pub struct Binding {
     /// Until when they last as far as they have been kept up, in milliseconds
     /// since 1970.
     pub kept_until_ms: i64,
+    /// Leases count from their acknowledgement on that wait for it by this serial number or
+    /// a later one; a shorter lease was set after the others.
+    pub counts_from: u64,
     /// Whether the owner has claimed its grant. Until then nothing keeps it up.
     pub is_claimed: bool,
     pub(crate) renew_at_ms: i64,
@@ -190,6 +193,7 @@ impl Sessions {
         if let Some(old) = &old {
             kept_until_ms = kept_until_ms.max(old.kept_until_ms);
         }
+        let old_counts_from = old.as_ref().map_or(0, |old| old.counts_from);
         let mut binding = match old {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
@@ -200,6 +204,7 @@ impl Sessions {
                 token,
                 lease,
                 kept_until_ms,
+                counts_from: old_counts_from,
                 is_claimed: true,
                 renew_at_ms: renew_at_ms(lease, end_ms.saturating_sub(lease.ms())),
             },

@@ -57,7 +57,6 @@ use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, Ren
 use crate::sessions::{HoldId, Sessions};
 use crate::token::{FencingToken, TokenClock};
 
-pub use acknowledged::ToTell;
 pub use connections::WaitEnd;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 use transition::Transition;

@@ -112,17 +112,17 @@ pub(crate) fn turn_ends(ctx: &Context) {
     };
     let online = stream.online.iter();
     let acknowledged = online.map(|replica| replica.acknowledged).collect();
-    let ready = TABLE.with_borrow_mut(|table| {
+    let (replies, is_more) = TABLE.with_borrow_mut(|table| {
         if table.offset_known(stream.written) {
             TO_ASK.set(true);
         }
         table.acknowledged(config::MIN_REPLICAS.count(), acknowledged, TOLD_A_TURN)
     });
-    if ready.is_more {
+    if is_more {
         // The next turn shall not wait for anything.
         timer::wake_now(ctx);
     }
-    for (id, key) in ready.replies {
+    for (id, key) in replies {
         tell(ctx, id, &key);
     }
     // During CLIENT PAUSE and FAILOVER this would bring the server down. Replicas

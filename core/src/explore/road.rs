@@ -307,8 +307,8 @@ impl World {
         self.say(|_| "a replica acknowledges all".to_owned());
         let offset = 0;
         self.table.offset_known(offset);
-        let ready = self.table.acknowledged(1, vec![offset], usize::MAX);
-        for (id, _) in ready.replies {
+        let (replies, _) = self.table.acknowledged(1, vec![offset], usize::MAX);
+        for (id, _) in replies {
             let at = self.withheld(id)?;
             let Doing::Withheld {
                 key,

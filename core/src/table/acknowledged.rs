@@ -3,7 +3,7 @@
 use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
 use super::{Answer, LockTable, Settings};
-use crate::acks::reached_by;
+use crate::acks::{Pending, reached_by};
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
@@ -70,10 +70,9 @@ impl Transition<'_> {
     pub(super) fn withhold(&mut self, mut out: Out) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
         let (id, until_ms) = (out.to.id(), self.now.steady_ms.saturating_add(timeout_ms));
-        if out.lease_until_ms().is_none() {
-            self.table.time_outs.insert((until_ms, id));
-        }
-        out.withheld = Some((until_ms, self.table.acks.withhold(id)));
+        self.table.time_outs.insert((until_ms, id));
+        let serial = self.table.acks.withhold(Pending::Reply(id));
+        out.withheld = Some((until_ms, serial));
         self.table.outbox.send(out);
         self.step.stream_goes_on = true;
     }
@@ -111,33 +110,23 @@ impl Transition<'_> {
         let Some(bound) = bound.filter(|bound| bound.token == before.token) else {
             return;
         };
-        while bound.lease < before.lease
-            && let Some(id) = table.outbox.lease_of(&hold)
-        {
-            table.take_out_of_box(id);
+        let next_serial = table.acks.next_serial();
+        let (is_shorter, until_ms) = (bound.lease < before.lease, bound.kept_until_ms);
+        let counts_now_ms = until_ms.min(before.kept_until_ms);
+        let (sessions, token) = (&mut table.sessions, bound.token);
+        sessions.change(self.key, owner, Some(token), |bound| {
+            bound.kept_until_ms = counts_now_ms;
+            if is_shorter {
+                bound.counts_from = next_serial;
+            }
+        });
+        if until_ms > counts_now_ms {
+            let lease = Pending::Lease(hold.clone(), token, until_ms);
+            table.acks.withhold(lease);
+            self.step.stream_goes_on = true;
         }
-        if bound.kept_until_ms > before.kept_until_ms {
-            let (sessions, token) = (&mut table.sessions, Some(bound.token));
-            sessions.change(self.key, owner, token, |bound| {
-                bound.kept_until_ms = before.kept_until_ms;
-            });
-            let id = table.queues.new_id();
-            let client = bound.clients.last().copied().unwrap_or(ClientId(0));
-            let (to, until_ms) = (Addressee::Blocked(id, client), bound.kept_until_ms);
-            let tells = Tells::Lease { until_ms };
-            self.withhold(Out::new(to, hold.clone(), bound.token, tells));
-        }
-        self.table.look_before_it_ends(&hold, self.now.ms());
+        table.look_before_it_ends(&hold, self.now.ms());
     }
-}
-
-/// Replies that enough replicas have acknowledged.
-#[derive(Debug, Default)]
-pub struct ToTell {
-    /// Each with its lock, which has to be read for [`LockTable::tell`].
-    pub replies: Vec<(WaiterId, KeyBuf)>,
-    /// Whether more has been acknowledged, which is to be asked for again soon.
-    pub is_more: bool,
 }
 
 impl LockTable {
@@ -153,33 +142,36 @@ impl LockTable {
     }
 
     /// The connected replicas have acknowledged these offsets, and `replicas` of them are
-    /// needed. Returns at most `at_most` replies that may be told now.
-    pub fn acknowledged(&mut self, replicas: usize, offsets: Vec<i64>, at_most: usize) -> ToTell {
-        let Some(offset) = reached_by(replicas, offsets) else {
-            return ToTell::default();
-        };
-        let mut replies = Vec::new();
+    /// needed. Takes at most `at_most` of what waited for that. Returns the replies that may be
+    /// told now, each with its lock, which has to be read for [`LockTable::tell`], and whether
+    /// there may be more.
+    pub fn acknowledged(
+        &mut self,
+        replicas: usize,
+        offsets: Vec<i64>,
+        at_most: usize,
+    ) -> (Vec<(WaiterId, KeyBuf)>, bool) {
+        let (mut replies, offset) = (Vec::new(), reached_by(replicas, offsets));
         for _ in 0..at_most {
-            let Some(id) = self.acks.take_acknowledged(offset) else {
-                let is_more = false;
-                return ToTell { replies, is_more };
-            };
-            let Some(out) = self.outbox.get(id) else {
-                continue;
-            };
-            let hold = out.hold.clone();
-            match (out.token, out.lease_until_ms()) {
-                (_, None) => replies.push((id, hold.key)),
-                (token, Some(until_ms)) => {
-                    let key = hold.key.as_ref();
-                    let (sessions, owner) = (&mut self.sessions, &hold.owner);
-                    sessions.change(key, owner, Some(token), |bound| bound.last_until(until_ms));
-                    self.outbox.take(id);
+            let next = offset.and_then(|offset| self.acks.take_acknowledged(offset));
+            match next {
+                None => return (replies, false),
+                Some((_, Pending::Reply(id))) => {
+                    let out = self.outbox.get(id);
+                    replies.extend(out.map(|out| (id, out.hold.key.clone())));
+                }
+                Some((serial, Pending::Lease(hold, token, until_ms))) => {
+                    let (key, owner) = (hold.key.as_ref(), &hold.owner);
+                    let sessions = &mut self.sessions;
+                    sessions.change(key, owner, Some(token), |bound| {
+                        if serial >= bound.counts_from {
+                            bound.last_until(until_ms);
+                        }
+                    });
                 }
             }
         }
-        let is_more = true;
-        ToTell { replies, is_more }
+        (replies, true)
     }
 
     /// The owner of whose holds a withheld reply tells.
@@ -209,7 +201,7 @@ impl LockTable {
         let Some(held) = held else {
             let answer = match tells {
                 Tells::Grant { .. } => Answer::NotGranted,
-                Tells::Renewal { .. } | Tells::Lease { .. } => Answer::Renewed(false),
+                Tells::Renewal { .. } => Answer::Renewed(false),
             };
             return Some((self.lose(id)?.to, answer));
         };

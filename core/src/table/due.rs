@@ -362,7 +362,7 @@ impl LockTable {
             self.to_close.extend(others);
         }
         self.outbox = Default::default();
-        self.acks = Default::default();
+        self.acks.forget_all();
         self.unclaimed = Default::default();
         self.ended = Default::default();
         self.unchecked = Default::default();

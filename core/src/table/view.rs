@@ -200,7 +200,10 @@ impl LockTable {
         self.sessions.take_down(form);
         self.outbox.take_down(form);
         self.ended.take_down(form);
-        self.acks.take_down(form);
+        self.acks.take_down(form, |hold, serial| {
+            let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+            bound.is_some_and(|bound| serial >= bound.counts_from)
+        });
         form.count(self.ended_at_once);
         form.count(self.gone.len());
         let behind = (Bound::Excluded(self.last_gone), Bound::Unbounded);

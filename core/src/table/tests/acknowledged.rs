@@ -53,11 +53,10 @@ impl Server {
     /// hears of it.
     fn acknowledge(&mut self, offsets: &[i64]) -> Vec<(WaiterId, Answer)> {
         let replicas = self.table.settings.acks.map_or(0, |acks| acks.replicas);
-        let ready = self
-            .table
-            .acknowledged(replicas, offsets.to_vec(), usize::MAX);
+        let (table, offsets) = (&mut self.table, offsets.to_vec());
+        let (replies, _) = table.acknowledged(replicas, offsets, usize::MAX);
         let mut told = Vec::new();
-        for (id, key) in ready.replies {
+        for (id, key) in replies {
             self.expire();
             let answer = self.tell(id, key.as_ref());
             if matches!(answer, Some(Answer::Granted(_) | Answer::Renewed(true))) {
@@ -249,8 +248,8 @@ fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
     let mut server = withheld_from_a_session(2);
     let offset = server.end_turn();
     server.disconnect(7);
-    let ready = server.table.acknowledged(1, vec![offset], usize::MAX);
-    assert_eq!(ready.replies, []);
+    let (replies, _) = server.table.acknowledged(1, vec![offset], usize::MAX);
+    assert_eq!(replies, []);
     let told = server.give_up();
     assert_eq!(told.len(), 2);
     assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
@@ -496,9 +495,9 @@ fn a_renewal_that_is_told_keeps_what_a_lost_grant_was_to_tell_of() {
         if is_taken_over {
             grant = server.take_withheld(K, ask("a").by(3).now()).0;
         }
-        let ready = server.table.acknowledged(1, vec![offset], usize::MAX);
+        let (replies, _) = server.table.acknowledged(1, vec![offset], usize::MAX);
         let mut told = Vec::new();
-        for (id, key) in ready.replies {
+        for (id, key) in replies {
             let (stored, now) = (server.look(key.as_ref()), server.now());
             let answer = server.table.tell(id, stored, now);
             told.extend(answer.map(|(_, answer)| (id, answer)));

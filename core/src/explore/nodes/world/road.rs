@@ -234,8 +234,8 @@ impl World {
             } = &mut self.nodes[node];
             table.offset_known(*offset);
             let acked = peers.iter().filter_map(|peer| peer.acked).collect();
-            let ready = table.acknowledged(needed, acked, usize::MAX);
-            for (id, _) in ready.replies {
+            let (replies, _) = table.acknowledged(needed, acked, usize::MAX);
+            for (id, _) in replies {
                 self.tell(node, id)?;
             }
         }
