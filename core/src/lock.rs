@@ -326,13 +326,11 @@ impl Lock {
                 });
             }
         };
-        if holds == 0 {
-            self.remove(&request.owner, effects);
-            self.expire_with_the_last_lease(effects);
-            return Ok(Released::LastHold);
-        }
         self.leave(&request.owner, holds, effects);
-        Ok(Released::StillHeld)
+        match holds {
+            0 => Ok(Released::LastHold),
+            _ => Ok(Released::StillHeld),
+        }
     }
 
     /// Leaves an owner `holds` of its holds, because the others are over.
@@ -425,14 +423,9 @@ impl Lock {
         if self.is_free() || other_token {
             return None;
         }
-        Some(self.take_all(effects))
-    }
-
-    /// Takes the lock from all who hold it. Returns who did.
-    fn take_all(&mut self, effects: &mut Effects) -> Holders {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        holders
+        Some(holders)
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
