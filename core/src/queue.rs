@@ -46,7 +46,6 @@ use std::ops::Bound;
 use std::ops::RangeBounds;
 use std::rc::Rc;
 
-use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -133,20 +132,15 @@ impl WaitQueues {
         self.queue(key).is_some()
     }
 
-    /// Puts a request at the end of the key's queue, unless `max_waiters` wait there.
+    /// Puts a request at the end of the key's queue.
     pub fn push(
         &mut self,
         key: KeyRef<'_>,
         request: AcquireRequest,
         wait: Wait,
         since_us: i64,
-        max_waiters: usize,
-    ) -> Result<WaiterId, LockError> {
-        let known = self.queue(key);
-        if known.is_some_and(|queue| queue.len() >= max_waiters) {
-            return Err(LockError::QueueFull { max_waiters });
-        }
-        let known = known.map(|queue| queue.first.key.clone());
+    ) -> WaiterId {
+        let known = self.queue(key).map(|queue| queue.first.key.clone());
         let key = known.unwrap_or_else(|| key.into());
         let id = self.new_id();
         let waiter = Waiter {
@@ -170,7 +164,7 @@ impl WaitQueues {
             self.count_place(id, session);
         }
         self.by_id.insert(id, key);
-        Ok(id)
+        id
     }
 
     /// Names somebody who waits for something else than a lock.

@@ -280,10 +280,6 @@ impl LockTable {
     ) -> Outcome<Acquired> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let acquired = transition.acquire(request, wait);
-        if acquired.is_err() {
-            let replaced = std::mem::take(&mut transition.replaced);
-            transition.step.answers.extend(replaced);
-        }
         transition.finish(acquired)
     }
 

@@ -16,8 +16,6 @@ const KEYS: [KeyRef<'static>; 5] = [
     key(-1, b"\xff"),
 ];
 const OWNERS: [&str; 3] = ["x", "y", "z"];
-const MANY: usize = 1000;
-const MAX_WAITERS: usize = 2;
 const WAIT: Wait = Wait {
     client: ClientId(7),
     until_ms: Some(9),
@@ -39,8 +37,7 @@ fn request(name: &str) -> AcquireRequest {
 }
 
 fn wait(queues: &mut WaitQueues, key: KeyRef<'_>, name: &str) -> WaiterId {
-    let pushed = queues.push(key, request(name), WAIT, 0, MANY);
-    pushed.unwrap()
+    queues.push(key, request(name), WAIT, 0)
 }
 
 fn id_of(waiter: Option<&Waiter>) -> Option<WaiterId> {
@@ -288,13 +285,7 @@ impl Model {
                     return Ok(());
                 }
                 let (request, wait) = (later.request(), later.wait());
-                let max_waiters = MAX_WAITERS;
-                let pushed = queues.push(KEYS[key], request, wait, since_us, max_waiters);
-                if self.line(key).len() >= max_waiters {
-                    prop_assert_eq!(pushed, Err(LockError::QueueFull { max_waiters }));
-                    return Ok(());
-                }
-                later.id = pushed.unwrap();
+                later.id = queues.push(KEYS[key], request, wait, since_us);
                 ids.push(later.id);
                 self.waiting.push(later);
             }

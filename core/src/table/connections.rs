@@ -26,13 +26,6 @@ pub enum WaitEnd {
     Gone,
 }
 
-/// What ends with a connection.
-enum Tie {
-    Out(WaiterId),
-    Place(WaiterId),
-    Holds(HoldId),
-}
-
 impl LockTable {
     /// Somebody did something to this key.
     pub fn key_touched(&mut self, key: KeyRef<'_>, now_ms: i64) {
@@ -63,30 +56,21 @@ impl LockTable {
         while self.ended_at_once < bound(ENDS_A_STEP) && self.end_one_of(client) {
             self.ended_at_once += 1;
         }
-        if self.tie_of(client).is_none() {
-            self.gone.remove(&client);
-        }
     }
 
-    /// Something that ends with this client's connection.
-    fn tie_of(&self, client: ClientId) -> Option<Tie> {
-        let out = self.outbox.any_of(client).map(Tie::Out);
-        let place = || self.queues.any_of(client).map(Tie::Place);
-        let holds = || self.sessions.any_of(client).cloned().map(Tie::Holds);
-        out.or_else(place).or_else(holds)
-    }
-
-    /// Ends something of a client whose connection has ended. Returns whether there was
-    /// anything.
+    /// Ends something of a client whose connection has ended, or forgets the client. Returns
+    /// whether there was anything.
     fn end_one_of(&mut self, client: ClientId) -> bool {
-        let tie = self.tie_of(client);
-        match &tie {
-            Some(Tie::Out(id)) => self.lose_gone(*id),
-            Some(Tie::Place(id)) => self.leave_untold(*id, WaitEnd::Gone, OVERDUE_MS),
-            Some(Tie::Holds(hold)) => self.end_gone(hold),
-            None => {}
+        if let Some(id) = self.outbox.any_of(client) {
+            self.lose_gone(id);
+        } else if let Some(id) = self.queues.any_of(client) {
+            self.leave_untold(id, WaitEnd::Gone, OVERDUE_MS);
+        } else if let Some(hold) = self.sessions.any_of(client).cloned() {
+            self.end_gone(&hold);
+        } else {
+            return !self.gone.remove(&client);
         }
-        tie.is_some()
+        true
     }
 
     /// Ends what is left of connections that have ended, of each in turn: at most `at_most` of
@@ -98,9 +82,7 @@ impl LockTable {
             let next = self.gone.range(behind).next().or(self.gone.first());
             let Some(&client) = next else { return };
             self.last_gone = client;
-            if !self.end_one_of(client) {
-                self.gone.remove(&client);
-            }
+            self.end_one_of(client);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Lease, Owner};
-use crate::sessions::{Binding, HoldId};
+use crate::sessions::HoldId;
 
 /// How soon to try again while the server must not write.
 pub const REFUSED_RETRY_MS: i64 = 10;
@@ -59,7 +59,7 @@ impl Due {
     /// The owner in question, if there is one.
     pub const fn owner(&self) -> Option<&Owner> {
         match &self.work {
-            Work::Keep(owner, _) => Some(owner),
+            Work::Keep(owner) => Some(owner),
             Work::Recheck | Work::CheckWait(_) => None,
         }
     }
@@ -70,8 +70,8 @@ impl Due {
 pub enum Work {
     /// Something has ended, or somebody may have it now.
     Recheck,
-    /// The lease of holds that are bound to a connection is to be kept up.
-    Keep(Owner, Binding),
+    /// The lease of this owner's holds, which are bound to a connection, is to be kept up.
+    Keep(Owner),
     /// A wait is to be searched for deadlocks.
     CheckWait(WaiterId),
 }
@@ -87,8 +87,11 @@ pub enum NotNow {
 
 impl Transition<'_> {
     /// Keeps up the lease of holds that are bound to a connection.
-    fn keep(&mut self, owner: &Owner, binding: Binding) {
+    fn keep(&mut self, owner: &Owner) {
         let (key, now) = (self.key, self.now);
+        let Some(binding) = self.table.sessions.binding_of(key, owner) else {
+            return;
+        };
         if !binding.is_claimed {
             // Its first lease is over.
             self.table.sessions.unbind(key, owner);
@@ -188,11 +191,9 @@ impl LockTable {
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
         let hold = self.sessions.take_due(now_ms)?;
         self.end_gone(&hold);
-        let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
-        let work = binding.map(|binding| Work::Keep(hold.owner, binding));
         Some(Due {
             key: hold.key,
-            work: work.unwrap_or(Work::Recheck),
+            work: Work::Keep(hold.owner),
         })
     }
 
@@ -217,35 +218,24 @@ impl LockTable {
         world: &mut dyn World,
     ) -> Outcome<()> {
         let key = due.key.as_ref();
-        match (stored, due.work) {
-            (Ok(stored), Work::Recheck) => {
-                let transition = Transition::begin(self, key, stored, now, world);
-                transition.hand_off_and_finish(Ok(()))
-            }
-            (Ok(stored), Work::Keep(owner, binding)) => {
-                let mut transition = Transition::begin(self, key, stored, now, world);
-                transition.keep(&owner, binding);
-                transition.hand_off_and_finish(Ok(()))
-            }
-            (Ok(stored), Work::CheckWait(id)) => {
-                let mut transition = Transition::begin(self, key, stored, now, world);
-                transition.check_wait(id);
-                transition.finish(Ok(()))
-            }
-            (Err(_), Work::Keep(owner, _)) => {
-                // It is no lock at the moment, and may be one again.
+        let stored = match stored {
+            Ok(stored) => stored,
+            Err(error) => {
                 self.forget_ended(key);
-                self.not_kept(HoldId::new(key, &owner), now.ms());
-                Outcome {
-                    result: Ok(()),
-                    step: Step::default(),
+                if let Work::Keep(owner) = &due.work {
+                    // It is no lock at the moment, and may be one again.
+                    self.not_kept(HoldId::new(key, owner), now.ms());
                 }
+                return self.refuse_all(key, &error, now.ms());
             }
-            (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.forget_ended(key);
-                self.refuse_all(key, &error, now.ms())
-            }
+        };
+        let mut transition = Transition::begin(self, key, stored, now, world);
+        match due.work {
+            Work::Recheck => {}
+            Work::Keep(owner) => transition.keep(&owner),
+            Work::CheckWait(id) => transition.check_wait(id),
         }
+        transition.hand_off_and_finish(Ok(()))
     }
 
     /// How long before the end of a lease that could not be kept up its connection is
@@ -313,9 +303,7 @@ impl LockTable {
             self.forget_ended(key);
         }
         match due.work {
-            Work::Keep(owner, _) => {
-                self.not_kept(HoldId::new(key, &owner), now_ms);
-            }
+            Work::Keep(owner) => self.not_kept(HoldId::new(key, &owner), now_ms),
             // Where the wait is looked at again, it may be redirected by then.
             Work::CheckWait(id) if why == NotNow::Refused => {
                 self.unchecked.push_front(id);

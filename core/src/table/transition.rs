@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, LockTable, LogLine, Outcome, Step, World};
+use super::{LockTable, LogLine, Outcome, Step, World};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, WaiterId};
+use crate::queue::WaiterId;
 use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -30,8 +30,6 @@ pub(super) struct Transition<'t> {
     pub(super) unheard: usize,
     /// What whoever asks waits with already, and whether this request has its position.
     pub(super) earlier: Option<(WaiterId, bool)>,
-    /// Ends of places of which a later request on the same channel tells, unless it is refused.
-    pub(super) replaced: Vec<(Addressee, Answer)>,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -57,7 +55,6 @@ impl<'t> Transition<'t> {
             withheld: 0,
             unheard: 0,
             earlier: None,
-            replaced: Vec::new(),
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.clone(),

@@ -81,9 +81,8 @@ impl Transition<'_> {
             self.end_noted();
         }
         let later = wait.clone();
-        let max = self.table.settings.max_waiters;
         let queues = &mut self.table.queues;
-        let id = queues.push(self.key, request, wait, self.now.us, max)?;
+        let id = queues.push(self.key, request, wait, self.now.us);
         self.table.end_here(id, &later);
         if leaves > 0 {
             // Nobody but itself may have been in its way.
@@ -137,8 +136,6 @@ impl Transition<'_> {
                 let answer = Answer::Refused(error);
                 self.step.answers.push((waiter.addressee(), answer));
             }
-            // Those behind it may be let in.
-            self.hand_off();
         }
     }
 
