@@ -16,11 +16,8 @@
 //!
 //! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
 
-use std::collections::HashMap;
-
 use smallvec::SmallVec;
 
-use crate::bounds::{FEW, bound};
 use crate::error::LockError;
 use crate::holder::{Holder, Permit};
 use crate::lock::Lock;
@@ -36,9 +33,6 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// A lock with more fields than this has a token; so a large hash without one
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
-
-/// For how many holders a lock is read with room at once.
-const ROOM_AT_ONCE: usize = 16_384;
 
 /// How long three numbers and two spaces are at most.
 const PERMIT_TEXT_MAX: usize = 62;
@@ -140,23 +134,11 @@ pub struct Reader {
 
 impl Reader {
     /// A reader that knows the name of an owner which it may find.
-    pub fn asked_by(asker: &Owner) -> Self {
+    pub fn asked_by(asker: Option<&Owner>) -> Self {
         Self {
-            asker: Some(asker.clone()),
+            asker: asker.cloned(),
             ..Self::default()
         }
-    }
-
-    /// A reader of this many fields, asked by this owner. It may turn out that they are no
-    /// lock's, so not all of them get room at once.
-    pub fn of(fields: usize, asker: Option<&Owner>) -> Self {
-        let mut reader = asker.map_or_else(Self::default, Self::asked_by);
-        let holders = (fields / 2).min(ROOM_AT_ONCE);
-        if holders > bound(FEW) {
-            reader.counts = SmallVec::with_capacity(holders);
-            reader.permits = SmallVec::with_capacity(holders);
-        }
-        reader
     }
 
     /// Reads one field. The order does not matter.
@@ -195,7 +177,7 @@ impl Reader {
 
     /// The lock, now that all fields are read. `expires_at_ms` is the expiry of
     /// its key.
-    pub fn finish(self, expires_at_ms: Option<i64>) -> Result<Lock, LockError> {
+    pub fn finish(mut self, expires_at_ms: Option<i64>) -> Result<Lock, LockError> {
         if self.no_lock {
             return Err(LockError::NotALock);
         }
@@ -203,55 +185,36 @@ impl Reader {
         if fields > FIELDS_WITHOUT_TOKEN_MAX && self.last_token.is_none() {
             return Err(LockError::NotALock);
         }
-        let mut leftovers = self.permits.len();
-        let alone = self.counts.len() == 1;
-        let is_many = self.permits.len() > bound(FEW);
-        let by_owner: HashMap<&[u8], &Permit> = match is_many {
-            true => self
-                .permits
-                .iter()
-                .map(|(owner, permit)| (owner.as_bytes(), permit))
-                .collect(),
-            false => HashMap::new(),
+        self.permits
+            .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let permit_of = |owner: &Owner| {
+            let found = self.permits.binary_search_by(|(one, _)| one.cmp(owner));
+            found.ok().and_then(|at| self.permits.get(at))
         };
-        let permit_of = |owner: &Owner| match is_many {
-            true => by_owner.get(owner.as_bytes()).copied(),
-            false => {
-                let mut permits = self.permits.iter();
-                permits
-                    .find(|(one, _)| one == owner)
-                    .map(|(_, permit)| permit)
-            }
-        };
+        if let [(owner, holds)] = &self.counts[..]
+            && permit_of(owner).is_none()
+        {
+            let (holds, token) = (*holds, self.last_token);
+            let lock = HeldAlone { holds, token }.by(owner, expires_at_ms)?;
+            let leftovers = self.permits.len();
+            return Ok(Lock { leftovers, ..lock });
+        }
         let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
-            holders.push(match permit_of(&owner) {
-                Some(permit) => {
-                    leftovers = leftovers.saturating_sub(1);
-                    Holder {
-                        owner,
-                        holds,
-                        token: Some(permit.token),
-                        lease_end_ms: Some(permit.lease_end_ms),
-                        limit: permit.limit,
-                    }
-                }
-                None if alone => {
-                    let held = HeldAlone {
-                        holds,
-                        token: self.last_token,
-                    };
-                    let lock = held.by(&owner, expires_at_ms)?;
-                    return Ok(Lock { leftovers, ..lock });
-                }
-                None => return Err(LockError::NotALock),
+            let (_, permit) = permit_of(&owner).ok_or(LockError::NotALock)?;
+            holders.push(Holder {
+                owner,
+                holds,
+                token: Some(permit.token),
+                lease_end_ms: Some(permit.lease_end_ms),
+                limit: permit.limit,
             });
         }
         Ok(Lock {
+            leftovers: self.permits.len() - holders.len(),
             holders,
             last_token: self.last_token,
             expires_at_ms,
-            leftovers,
         })
     }
 }

@@ -130,7 +130,7 @@ impl<'c> OpenLock<'c> {
             Part::Whole(asker) => asker,
             Part::Of(asker) | Part::WithoutLeaseEnd(asker) => Some(asker),
         };
-        let reader = self.read_all_fields(asker, fields);
+        let reader = self.read_all_fields(asker);
         reader.finish(self.expires_at_ms())
     }
 
@@ -178,7 +178,7 @@ impl<'c> OpenLock<'c> {
         Some((owner, HeldAlone::read(holds?.as_slice(), token)?))
     }
 
-    fn read_all_fields(&self, asker: Option<&Owner>, fields: usize) -> Reader {
+    fn read_all_fields(&self, asker: Option<&Owner>) -> Reader {
         unsafe extern "C" fn read(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
@@ -194,7 +194,7 @@ impl<'c> OpenLock<'c> {
             );
         }
 
-        let mut reader = Reader::of(fields, asker);
+        let mut reader = Reader::asked_by(asker);
         let cursor = CURSOR.with(|cursor| *cursor);
         // SAFETY: the cursor lives as long as the server, and nobody else uses it
         // meanwhile; the handle is open on a hash, and `read` gets the type it expects.

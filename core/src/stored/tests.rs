@@ -118,7 +118,7 @@ mod stored_hashes {
     fn who_asks_shares_its_name_with_the_lock_it_holds() {
         let asker = Owner::new(b"a").unwrap();
         for (name, shared) in [("a", true), ("b", false)] {
-            let mut reader = Reader::asked_by(&asker);
+            let mut reader = Reader::asked_by(Some(&asker));
             reader.field(name.as_bytes(), b"1");
             let lock = reader.finish(Some(END)).unwrap();
             let owner = &lock.holders()[0].owner;
