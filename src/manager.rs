@@ -94,7 +94,11 @@ pub(crate) fn release(
         key,
         part,
         gate::is_open(key.ctx()),
-        |table, now, stored, asked| table.release(key.as_ref(), stored, request, now, asked),
+        |table, now, stored, asked| {
+            table.step(key.as_ref(), stored, now, asked, |step| {
+                step.release(request)
+            })
+        },
     )
 }
 
@@ -106,7 +110,9 @@ pub(crate) fn break_lock(
 ) -> Result<Option<bool>, LockError> {
     let (part, may_grant) = (Part::Whole(None), gate::is_open(key.ctx()));
     run(key, part, may_grant, |table, now, stored, asked| {
-        table.break_lock(key.as_ref(), stored, token, now, asked)
+        table.step(key.as_ref(), stored, now, asked, |step| {
+            step.break_lock(token)
+        })
     })
 }
 
@@ -116,7 +122,7 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
     let may_grant = gate::check_replicas(key.ctx())?;
     let part = Part::Of(&request.owner);
     run(key, part, may_grant, |table, now, stored, asked| {
-        table.renew(key.as_ref(), stored, request, now, asked)
+        table.step(key.as_ref(), stored, now, asked, |step| step.renew(request))
     })
 }
 
@@ -125,7 +131,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     let may_grant = gate::check_replicas(key.ctx())?;
     let part = Part::Whole(None);
     let is_held = run(key, part, may_grant, |table, now, stored, asked| {
-        table.guard(key.as_ref(), stored, token, now, asked)
+        table.step(key.as_ref(), stored, now, asked, |step| step.guard(token))
     })?;
     match is_held {
         Some(true) => Ok(()),

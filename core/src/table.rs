@@ -49,17 +49,17 @@ use crate::effect::Effects;
 use crate::ended::EndedHolds;
 use crate::error::LockError;
 use crate::keys::KeyRef;
-use crate::lock::{Lock, Now, Released};
+use crate::lock::{Lock, Now};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
-use crate::queue::{Addressee, Channel, Place, Wait, WaitQueues, WaiterId};
-use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
+use crate::queue::{Addressee, Channel, Place, WaitQueues, WaiterId};
+use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{HoldId, Sessions};
 use crate::token::{FencingToken, TokenClock};
 
 pub use connections::WaitEnd;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
-use transition::Transition;
+pub use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
 
 /// What an operator can set.
@@ -268,86 +268,35 @@ impl LockTable {
         }
     }
 
-    /// Takes the lock, one hold more of it, or a position in its queue.
-    pub fn acquire(
-        &mut self,
-        key: KeyRef<'_>,
+    /// Takes a step with a lock as it is stored: ends what is over of it, does what is asked,
+    /// hands the lock off, and plans the next look at it.
+    #[inline]
+    pub fn step<'t, T>(
+        &'t mut self,
+        key: KeyRef<'t>,
         stored: Lock,
-        request: AcquireRequest,
-        wait: Option<Wait>,
         now: Now,
-        world: &mut dyn World,
-    ) -> Outcome<Acquired> {
+        world: &'t mut dyn World,
+        ask: impl FnOnce(&mut Transition<'t>) -> Result<T, LockError>,
+    ) -> Outcome<T> {
         let mut transition = Transition::begin(self, key, stored, now, world);
-        let acquired = transition.acquire(request, wait);
-        transition.finish(acquired)
+        let result = ask(&mut transition);
+        if result.is_err() {
+            let replaced = std::mem::take(&mut transition.replaced);
+            transition.step.answers.extend(replaced);
+        }
+        // Who has just begun to wait is not served before it is told so.
+        if !transition.has_queued {
+            // What a request has left of an earlier one of its owner comes in its turn.
+            transition.earlier = None;
+            transition.hand_off();
+        }
+        transition.finish(result)
     }
 
     /// This channel, shared with whoever named it last.
     pub fn channel(&mut self, name: &[u8]) -> Channel {
         self.queues.channel(name)
-    }
-
-    /// Gives holds back; with the last one, hands the lock off.
-    pub fn release(
-        &mut self,
-        key: KeyRef<'_>,
-        stored: Lock,
-        request: &ReleaseRequest,
-        now: Now,
-        world: &mut dyn World,
-    ) -> Outcome<Released> {
-        let mut transition = Transition::begin(self, key, stored, now, world);
-        let held = transition.lock.holder(&request.owner).is_some();
-        let released = transition.release(request);
-        if released.is_ok() && transition.lock.holder(&request.owner).is_none() {
-            transition.give_up(request, held);
-        }
-        transition.hand_off_and_finish(released)
-    }
-
-    /// Takes the lock from whoever holds it, if this is its newest token, and hands
-    /// it off. Returns whether anybody held it.
-    pub fn break_lock(
-        &mut self,
-        key: KeyRef<'_>,
-        stored: Lock,
-        token: Option<FencingToken>,
-        now: Now,
-        world: &mut dyn World,
-    ) -> Outcome<bool> {
-        let mut transition = Transition::begin(self, key, stored, now, world);
-        let broken = transition.break_holds(token);
-        transition.hand_off_and_finish(Ok(broken))
-    }
-
-    /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
-    /// lock, with the token it named.
-    pub fn renew(
-        &mut self,
-        key: KeyRef<'_>,
-        stored: Lock,
-        request: &RenewRequest,
-        now: Now,
-        world: &mut dyn World,
-    ) -> Outcome<bool> {
-        let mut transition = Transition::begin(self, key, stored, now, world);
-        let renewed = transition.renew(request);
-        transition.hand_off_and_finish(renewed)
-    }
-
-    /// Returns whether the lock is held with this token.
-    pub fn guard(
-        &mut self,
-        key: KeyRef<'_>,
-        stored: Lock,
-        token: FencingToken,
-        now: Now,
-        world: &mut dyn World,
-    ) -> Outcome<bool> {
-        let mut transition = Transition::begin(self, key, stored, now, world);
-        let is_held = transition.guard(token);
-        transition.hand_off_and_finish(Ok(is_held))
     }
 
     /// Whether anybody waits for any lock.

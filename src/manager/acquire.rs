@@ -57,7 +57,9 @@ pub(crate) fn acquire(
     let acquired = run(key, part, may_grant, |table, now, stored, asked| {
         let wait = wait(ctx, table, patience, now);
         table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-        table.acquire(key.as_ref(), stored, request, wait, now, asked)
+        table.step(key.as_ref(), stored, now, asked, |step| {
+            step.acquire(request, wait)
+        })
     });
     if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
         // The core ends the wait where it must not end that for replicas.

@@ -467,7 +467,9 @@ impl CoreSide {
         };
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
         let acquired = self.step(at, |table, known, now, world| {
-            table.acquire(key_of(at), known, request, wait, now, world)
+            table.step(key_of(at), known, now, world, |step| {
+                step.acquire(request, wait)
+            })
         });
         match acquired? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
@@ -509,7 +511,7 @@ impl CoreSide {
             },
         };
         let released = self.step(at, |table, known, now, world| {
-            table.release(key_of(at), known, &request, now, world)
+            table.step(key_of(at), known, now, world, |step| step.release(&request))
         });
         Ok(match released? {
             Released::LastHold => Value::Int(1),
@@ -521,7 +523,7 @@ impl CoreSide {
     fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
         let is_held = self.step(at, |table, known, now, world| {
-            table.guard(key_of(at), known, token, now, world)
+            table.step(key_of(at), known, now, world, |step| step.guard(token))
         });
         match is_held? {
             true => Ok(Value::Int(1)),
@@ -542,7 +544,7 @@ impl CoreSide {
             token: fence.map(FencingToken::new).transpose()?,
         };
         let renewed = self.step(at, |table, known, now, world| {
-            table.renew(key_of(at), known, &request, now, world)
+            table.step(key_of(at), known, now, world, |step| step.renew(&request))
         });
         Ok(Value::Int(renewed?.into()))
     }
@@ -550,7 +552,7 @@ impl CoreSide {
     fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
         let broken = self.step(at, |table, known, now, world| {
-            table.break_lock(key_of(at), known, token, now, world)
+            table.step(key_of(at), known, now, world, |step| step.break_lock(token))
         });
         Ok(Value::Int(broken?.into()))
     }

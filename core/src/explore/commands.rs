@@ -59,7 +59,9 @@ impl World {
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let done = self.step(&mut seen, |table, now, world| {
-            table.acquire(cast.key(key), stored, request, wait, now, world)
+            table.step(cast.key(key), stored, now, world, |step| {
+                step.acquire(request, wait)
+            })
         })?;
         // Whether it was told before that it holds the lock.
         let mut was_held = false;
@@ -176,7 +178,9 @@ impl World {
         seen.gives_up = request.token.is_none() && held.is_none();
         let cast = Rc::clone(&self.cast);
         let done = self.step(&mut seen, |table, now, world| {
-            table.release(cast.key(key), stored, &request, now, world)
+            table.step(cast.key(key), stored, now, world, |step| {
+                step.release(&request)
+            })
         })?;
         let (result, client) = (done.result.clone(), self.client(at));
         self.say(|w| match &result {
@@ -242,7 +246,9 @@ impl World {
         };
         let (cast, now) = (Rc::clone(&self.cast), self.now());
         let done = self.step(&mut seen, |table, now, world| {
-            table.renew(cast.key(key), stored, &request, now, world)
+            table.step(cast.key(key), stored, now, world, |step| {
+                step.renew(&request)
+            })
         })?;
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
@@ -304,7 +310,9 @@ impl World {
         let mut seen = Seen::before(self, key, None);
         let cast = Rc::clone(&self.cast);
         let done = self.step(&mut seen, |table, now, world| {
-            table.break_lock(cast.key(key), stored, None, now, world)
+            table.step(cast.key(key), stored, now, world, |step| {
+                step.break_lock(None)
+            })
         })?;
         let broken = done.result == Ok(true);
         self.say(|_| i32::from(broken).to_string());

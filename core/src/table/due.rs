@@ -229,13 +229,14 @@ impl LockTable {
                 return self.refuse_all(key, &error, now.ms());
             }
         };
-        let mut transition = Transition::begin(self, key, stored, now, world);
-        match due.work {
-            Work::Recheck => {}
-            Work::Keep(owner) => transition.keep(&owner),
-            Work::CheckWait(id) => transition.check_wait(id),
-        }
-        transition.hand_off_and_finish(Ok(()))
+        self.step(key, stored, now, world, |step| {
+            match &due.work {
+                Work::Recheck => {}
+                Work::Keep(owner) => step.keep(owner),
+                Work::CheckWait(id) => step.check_wait(*id),
+            }
+            Ok(())
+        })
     }
 
     /// How long before the end of a lease that could not be kept up its connection is

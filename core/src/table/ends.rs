@@ -4,6 +4,7 @@ use super::LockEvent;
 use super::transition::Transition;
 use crate::bounds::PASSED_A_STEP;
 use crate::ended::{Ended, EndedBy};
+use crate::error::LockError;
 use crate::holder::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -39,12 +40,12 @@ impl Transition<'_> {
 
     /// Takes the lock from all who hold it, if its newest token is this one. Returns whether
     /// anybody held it.
-    pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
+    pub fn break_lock(&mut self, token: Option<FencingToken>) -> Result<bool, LockError> {
         let holders = self.lock.break_holds(token, &mut self.step.effects);
         let Some(broken) = holders else {
             // If anybody holds it, that was another token.
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
-            return false;
+            return Ok(false);
         };
         self.step.freed = true;
         self.step.events.push(LockEvent::Broken);
@@ -55,7 +56,7 @@ impl Transition<'_> {
             }
             self.table.sessions.unbind(self.key, &holder.owner);
         }
-        true
+        Ok(true)
     }
 
     /// Whether nobody else waits in front of a newcomer.

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::transition::Transition;
-use super::{Acquired, Answer, LockEvent, Outcome};
+use super::{Acquired, Answer, LockEvent};
 use crate::bounds::{FEW, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, bound};
 use crate::error::LockError;
 use crate::outbox::{Out, SessionToBe, Tells};
@@ -193,8 +193,9 @@ impl Transition<'_> {
         }
     }
 
-    /// Takes the lock for who asks, after all who come first, or a position behind them.
-    pub(super) fn acquire(
+    /// Takes the lock for who asks, or one hold more of it, after all who come first, or a
+    /// position behind them.
+    pub fn acquire(
         &mut self,
         request: AcquireRequest,
         wait: Option<Wait>,
@@ -205,13 +206,7 @@ impl Transition<'_> {
         let in_turn = is_its_turn || self.is_next_in_line(&request.owner);
         #[cfg(feature = "planted-faults")]
         let in_turn = in_turn || self.earlier.is_some() && Fault::FrontPassed.planted();
-        let granted = self.try_grant(&request, wait.as_ref(), in_turn);
-        let granted = granted.inspect_err(|_| {
-            // An earlier request of this owner stays as it is, and it may be its turn.
-            self.earlier = None;
-            self.hand_off();
-        })?;
-        if let Some(token) = granted {
+        if let Some(token) = self.try_grant(&request, wait.as_ref(), in_turn)? {
             let earlier = self.earlier.take();
             #[cfg(feature = "planted-faults")]
             let earlier = earlier.filter(|_| !Fault::EarlierServed.planted());
@@ -219,7 +214,6 @@ impl Transition<'_> {
                 && let Some(earlier) = self.table.remove_waiter(self.key, id)
             {
                 self.supersede(earlier.addressee(), wait.as_ref());
-                self.hand_off();
             }
             return Ok(Acquired::Granted(token));
         }
@@ -230,13 +224,9 @@ impl Transition<'_> {
         if wait.is_for_place() {
             request.holds_after(self.holds_of(&request.owner))?;
         }
-        self.enqueue(request, wait).map(Acquired::Queued)
-    }
-
-    /// Hands the lock off, and is done with this.
-    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Outcome<T> {
-        self.hand_off();
-        self.finish(result)
+        let id = self.enqueue(request, wait)?;
+        self.has_queued = true;
+        Ok(Acquired::Queued(id))
     }
 
     /// Serves everyone in the queue who may have the lock as it is now: whoever holds it

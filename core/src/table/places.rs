@@ -25,7 +25,11 @@ impl Transition<'_> {
         let id = earlier.id;
         if self.table.is_over(earlier, self.now.steady_ms) {
             match channel == earlier.channel.as_ref() {
-                true => drop(self.table.take_out(key, id, now_ms)),
+                true => {
+                    let ended = self.table.take_out(key, id, now_ms);
+                    let told = ended.map(|ended| (ended.addressee(), Answer::NotGranted));
+                    self.replaced.extend(told);
+                }
                 false => self.end_wait(id),
             }
             return;
@@ -37,7 +41,7 @@ impl Transition<'_> {
     }
 
     /// Tells an owner that places of it are gone, before what comes of its later request. On
-    /// the channel of that the later one alone is told of.
+    /// the channel of that the later one alone is told of, unless it is refused.
     fn tell_of_places_of(&mut self, owner: &Owner, channel: Option<&Channel>) {
         if self.table.untold.is_empty() {
             return;
@@ -50,8 +54,9 @@ impl Transition<'_> {
             let Some((to, answer)) = self.table.untold.remove(&name) else {
                 continue;
             };
-            if !matches!(&to, Addressee::Place(place) if Some(&place.channel) == channel) {
-                self.step.answers.push((to, answer));
+            match matches!(&to, Addressee::Place(place) if Some(&place.channel) == channel) {
+                true => self.replaced.push((to, answer)),
+                false => self.step.answers.push((to, answer)),
             }
         }
     }

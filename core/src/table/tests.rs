@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::explore::keyspace::{Value, permit_field};
 use crate::keys::KeyBuf;
+use crate::lock::Released;
 use crate::lock::tests::{hold_number, owner};
 use crate::metrics::Metrics;
-use crate::queue::Place;
-use crate::request::{Lease, Limit, ReleaseExtent};
+use crate::queue::{Addressee, Place, Wait};
+use crate::request::{AcquireRequest, Lease, Limit, ReleaseExtent, ReleaseRequest, RenewRequest};
 use crate::stored::TOKEN_FIELD;
 
 mod acknowledged;
@@ -385,7 +386,9 @@ impl Server {
         let stored = self.look_for(key)?;
         self.asks_by(ask.client);
         let acquired = self.step(key, |table, now, world| {
-            table.acquire(key, stored, ask.request, wait, now, world)
+            table.step(key, stored, now, world, |step| {
+                step.acquire(ask.request, wait)
+            })
         })?;
         if let Acquired::Queued(id) = acquired {
             self.clients.insert(id, ask.client);
@@ -444,7 +447,7 @@ impl Server {
         let stored = self.look_for(key)?;
         self.asker = Some(ask(name).client);
         self.step(key, |table, now, world| {
-            table.release(key, stored, &request, now, world)
+            table.step(key, stored, now, world, |step| step.release(&request))
         })
     }
 
@@ -481,14 +484,14 @@ impl Server {
     fn try_renew(&mut self, key: KeyRef<'_>, request: &RenewRequest) -> Result<bool, LockError> {
         let stored = self.look_for(key)?;
         self.step(key, |table, now, world| {
-            table.renew(key, stored, request, now, world)
+            table.step(key, stored, now, world, |step| step.renew(request))
         })
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
         let stored = self.look_for(key).unwrap();
         let broken = self.step(key, |table, now, world| {
-            table.break_lock(key, stored, token, now, world)
+            table.step(key, stored, now, world, |step| step.break_lock(token))
         });
         broken.unwrap()
     }
@@ -496,7 +499,7 @@ impl Server {
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
         let stored = self.look_for(key).unwrap();
         let is_held = self.step(key, |table, now, world| {
-            table.guard(key, stored, token, now, world)
+            table.step(key, stored, now, world, |step| step.guard(token))
         });
         is_held.unwrap()
     }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{LockTable, LogLine, Outcome, Step, World};
+use super::{Answer, LockTable, LogLine, Outcome, Step, World};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::WaiterId;
+use crate::queue::{Addressee, WaiterId};
 use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -18,7 +18,7 @@ use crate::token::FencingToken;
 const LOG_LINES_A_STEP: usize = 8;
 
 /// One change of one lock, while it is made.
-pub(super) struct Transition<'t> {
+pub struct Transition<'t> {
     pub(super) table: &'t mut LockTable,
     pub(super) key: KeyRef<'t>,
     pub(super) now: Now,
@@ -30,6 +30,10 @@ pub(super) struct Transition<'t> {
     pub(super) unheard: usize,
     /// What whoever asks waits with already, and whether this request has its position.
     pub(super) earlier: Option<(WaiterId, bool)>,
+    /// Ends of places of which a later request on the same channel tells, unless it is refused.
+    pub(super) replaced: Vec<(Addressee, Answer)>,
+    /// Whether who asks waits from now on.
+    pub(super) has_queued: bool,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -55,6 +59,8 @@ impl<'t> Transition<'t> {
             withheld: 0,
             unheard: 0,
             earlier: None,
+            replaced: Vec::new(),
+            has_queued: false,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.clone(),
@@ -90,12 +96,13 @@ impl<'t> Transition<'t> {
         }
     }
 
-    pub(super) fn release(&mut self, request: &ReleaseRequest) -> Result<Released, LockError> {
+    /// Gives holds back.
+    pub fn release(&mut self, request: &ReleaseRequest) -> Result<Released, LockError> {
         let held = self.lock.holder(&request.owner).cloned();
         let released = self.lock.release(request, &mut self.step.effects);
-        if let Some(held) = held {
+        if let Some(held) = &held {
             match released {
-                Ok(Released::LastHold) => self.count_release(&held, None),
+                Ok(Released::LastHold) => self.count_release(held, None),
                 Ok(Released::StillHeld) => {
                     self.told(&request.owner);
                     let (key, left) = (self.key, self.holds_of(&request.owner));
@@ -106,10 +113,15 @@ impl<'t> Transition<'t> {
                 Err(_) => {}
             }
         }
+        if released.is_ok() && self.lock.holder(&request.owner).is_none() {
+            self.give_up(request, held.is_some());
+        }
         released
     }
 
-    pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
+    /// Lets the lease end at now + lease exactly. Returns whether the owner holds the lock,
+    /// with the token it named.
+    pub fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
         let (now, owner) = (self.now, &request.owner);
         let held = self.lock.holder(owner);
         let is_it = |held: &Holder| held.has_token(request.token);
@@ -154,10 +166,10 @@ impl<'t> Transition<'t> {
     }
 
     /// Returns whether the lock is held with this token.
-    pub(super) fn guard(&mut self, token: FencingToken) -> bool {
+    pub fn guard(&mut self, token: FencingToken) -> Result<bool, LockError> {
         let is_held = self.lock.hold_with(token).is_some();
         self.table.metrics.tokens_refused += u64::from(!is_held);
-        is_held
+        Ok(is_held)
     }
 
     pub(super) fn holds_of(&self, owner: &Owner) -> i64 {

@@ -697,7 +697,9 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
         let stored = server.look_for(key).unwrap();
         server.table.settings.acks.as_mut().unwrap().client = None;
         let result = server.step(key, |table, now, world| {
-            table.acquire(key, stored, ask.request, None, now, world)
+            table.step(key, stored, now, world, |step| {
+                step.acquire(ask.request, None)
+            })
         });
         assert!(server.effects.is_empty());
         result

@@ -64,6 +64,7 @@ fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
         server.release(K, "y");
         assert!(server.table.unclaimed.is_empty());
         server.disconnect(7);
+        server.give_up();
         server.run();
         server.check_nothing_is_left();
     }

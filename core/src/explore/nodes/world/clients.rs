@@ -134,7 +134,7 @@ impl World {
         let may_grant = !self.is_in_grace(node);
         let done = self.step(node, Some(at), |table, now, world| {
             table.settings.may_grant = may_grant || reenters;
-            table.acquire(KEY, stored, request, wait, now, world)
+            table.step(KEY, stored, now, world, |step| step.acquire(request, wait))
         })?;
         self.nodes[node].table.settings.may_grant = may_grant;
         let acquired = done.result.expect("no owner is at fault");
@@ -211,7 +211,7 @@ impl World {
             token,
         };
         let done = self.step(node, Some(at), |table, now, world| {
-            table.renew(KEY, stored, &request, now, world)
+            table.step(KEY, stored, now, world, |step| step.renew(&request))
         })?;
         let renewed = done.result == Ok(true);
         let withheld = done.step.withheld;
@@ -240,7 +240,7 @@ impl World {
             extent: ReleaseExtent::All,
         };
         let done = self.step(node, Some(at), |table, now, world| {
-            table.release(KEY, stored, &request, now, world)
+            table.step(KEY, stored, now, world, |step| step.release(&request))
         })?;
         self.apply(node, done.step)?;
         let released = done.result.expect("a release is no fault");
