@@ -39,7 +39,7 @@ use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, WaiterId};
 use redis_lock_core::request::{ClientId, ReleaseRequest, RenewRequest};
-use redis_lock_core::table::{Answer, LockTable, Outcome, Step, WaitEnd, World};
+use redis_lock_core::table::{Answer, LockTable, Outcome, Step, Transition, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
 pub(crate) use acquire::{Patience, PlaceTime, acquire};
@@ -90,16 +90,9 @@ pub(crate) fn release(
         true => Part::Of(&request.owner),
         false => Part::WithoutLeaseEnd(&request.owner),
     };
-    run(
-        key,
-        part,
-        gate::is_open(key.ctx()),
-        |table, now, stored, asked| {
-            table.step(key.as_ref(), stored, now, asked, |step| {
-                step.release(request)
-            })
-        },
-    )
+    run(key, part, gate::is_open(key.ctx()), |step| {
+        step.release(request)
+    })
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -109,11 +102,7 @@ pub(crate) fn break_lock(
     token: Option<FencingToken>,
 ) -> Result<Option<bool>, LockError> {
     let (part, may_grant) = (Part::Whole(None), gate::is_open(key.ctx()));
-    run(key, part, may_grant, |table, now, stored, asked| {
-        table.step(key.as_ref(), stored, now, asked, |step| {
-            step.break_lock(token)
-        })
-    })
+    run(key, part, may_grant, |step| step.break_lock(token))
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
@@ -121,18 +110,14 @@ pub(crate) fn break_lock(
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let part = Part::Of(&request.owner);
-    run(key, part, may_grant, |table, now, stored, asked| {
-        table.step(key.as_ref(), stored, now, asked, |step| step.renew(request))
-    })
+    run(key, part, may_grant, |step| step.renew(request))
 }
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let part = Part::Whole(None);
-    let is_held = run(key, part, may_grant, |table, now, stored, asked| {
-        table.step(key.as_ref(), stored, now, asked, |step| step.guard(token))
-    })?;
+    let is_held = run(key, part, may_grant, |step| step.guard(token))?;
     match is_held {
         Some(true) => Ok(()),
         _ => Err(LockError::NotHeld),
@@ -265,7 +250,7 @@ fn run<R>(
     key: LockKey<'_>,
     part: Part<'_>,
     may_grant: bool,
-    ask: impl FnOnce(&mut LockTable, Now, Lock, &mut Asked<'_>) -> Outcome<R>,
+    ask: impl FnOnce(&mut Transition<'_>) -> Result<R, LockError>,
 ) -> Result<Option<R>, LockError> {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), part)
@@ -275,7 +260,7 @@ fn run<R>(
     }
     let now = clock::now();
     let mut done = step(key, may_grant, |table, asked| {
-        ask(table, now, stored, asked)
+        table.step(key.as_ref(), stored, now, asked, ask)
     });
     apply(key, open, now, &mut done.step);
     match done.step.withheld {
@@ -311,6 +296,7 @@ fn step<R>(
         settings.may_grant = may_grant;
         settings.acks = acks;
         settings.max_lease = config::max_lease();
+        settings.reads_other_keys = !keyspace::in_cluster(key.ctx());
         settings.deadlock_detection = config::DEADLOCK_DETECTION.get() != 0;
         settings.max_waiters = config::MAX_WAITERS.count();
         settings.max_holders = config::MAX_HOLDERS.count();

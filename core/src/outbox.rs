@@ -25,28 +25,9 @@ use smallvec::SmallVec;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::{ClientId, Lease};
-use crate::sessions::HoldId;
+use crate::request::ClientId;
+use crate::sessions::{HoldId, SessionToBe};
 use crate::token::FencingToken;
-
-/// What a reply tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tells {
-    /// A grant: how many holds the owner has by it, and how many it had before.
-    Grant { holds: i64, before: i64 },
-    /// A renewal of so many holds.
-    Renewal { holds: i64 },
-}
-
-/// Holds that are bound to a connection once their client is told of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SessionToBe {
-    pub(crate) client: ClientId,
-    /// The lease to be kept up.
-    pub(crate) lease: Lease,
-    /// When the one ends that is told of, in milliseconds since 1970.
-    pub(crate) end_ms: i64,
-}
 
 /// A reply, or a message to a place, that is not told yet.
 #[derive(Clone, Debug)]
@@ -54,7 +35,10 @@ pub(crate) struct Out {
     pub(crate) to: Addressee,
     pub(crate) hold: HoldId,
     pub(crate) token: FencingToken,
-    pub(crate) tells: Tells,
+    /// How many holds it tells of.
+    pub(crate) holds: i64,
+    /// How many its owner had before, if it tells of a grant and not of a renewal.
+    pub(crate) before: Option<i64>,
     /// What is to be kept up once it is told, if it asks for that.
     pub(crate) session: Option<SessionToBe>,
     /// It is in the output buffer of its client. An error may still take its place.
@@ -65,19 +49,6 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    /// Something to be told without a session, now or when it is withheld no more.
-    pub(crate) fn new(to: Addressee, hold: HoldId, token: FencingToken, tells: Tells) -> Self {
-        Self {
-            to,
-            hold,
-            token,
-            tells,
-            session: None,
-            is_said: false,
-            withheld: None,
-        }
-    }
-
     /// The client with whose connection it ends. A place outlives it without a session.
     pub(crate) fn ends_with(&self) -> Option<ClientId> {
         match self.to.is_place() {
@@ -86,17 +57,9 @@ impl Out {
         }
     }
 
-    fn is_grant(&self) -> bool {
-        matches!(self.tells, Tells::Grant { .. })
-    }
-
     /// Whether it is still true of an owner that has so many holds of this token.
     pub(crate) fn stands(&self, token: Option<FencingToken>, held: i64) -> bool {
-        let is_enough = match self.tells {
-            Tells::Grant { holds, .. } => holds <= held,
-            Tells::Renewal { .. } => true,
-        };
-        token == Some(self.token) && is_enough
+        token == Some(self.token) && (self.before.is_none() || self.holds <= held)
     }
 }
 
@@ -157,7 +120,7 @@ impl Outbox {
     /// The grant of these holds that is not told yet.
     pub(crate) fn grant_of(&self, hold: &HoldId) -> Option<&Out> {
         let mut of_hold = self.by_hold.get(hold)?.iter();
-        of_hold.find_map(|id| self.get(*id).filter(|out| out.is_grant()))
+        of_hold.find_map(|id| self.get(*id).filter(|out| out.before.is_some()))
     }
 
     /// The session has ended by which an owner had these holds. Returns whether it is about
@@ -166,11 +129,7 @@ impl Outbox {
         let out = self.grant_of(hold).filter(|out| out.token == token);
         let id = out.map(|out| out.to.id());
         let out = id.and_then(|id| self.get_mut(id));
-        let Some(Tells::Grant { before, .. }) = out.map(|out| &mut out.tells) else {
-            return false;
-        };
-        *before = 0;
-        true
+        out.map(|out| out.before = Some(0)).is_some()
     }
 
     /// Something that ends with this client's connection.
@@ -181,28 +140,26 @@ impl Outbox {
 
     /// An owner is told that a release has left it so many holds.
     pub(crate) fn released(&mut self, hold: impl FnOnce() -> HoldId, left: i64) {
-        self.change(hold, |tells| match tells {
-            Tells::Grant { before, .. } => *before = left,
-            Tells::Renewal { holds } => *holds = left.min(*holds),
+        self.change(hold, |out| match &mut out.before {
+            Some(before) => *before = left,
+            None => out.holds = left.min(out.holds),
         });
     }
 
     /// An owner is told of a renewal of so many holds.
     pub(crate) fn renewed(&mut self, hold: impl FnOnce() -> HoldId, holds: i64) {
-        self.change(hold, |tells| {
-            if let Tells::Grant { before, .. } = tells {
-                *before = holds.max(*before);
-            }
+        self.change(hold, |out| {
+            out.before = out.before.map(|before| holds.max(before));
         });
     }
 
-    fn change(&mut self, hold: impl FnOnce() -> HoldId, change: impl Fn(&mut Tells)) {
+    fn change(&mut self, hold: impl FnOnce() -> HoldId, change: impl Fn(&mut Out)) {
         if self.is_empty() {
             return;
         }
         for id in self.by_hold.get(&hold()).into_iter().flatten() {
             if let Some(out) = self.by_id.get_mut(id) {
-                change(&mut out.tells);
+                change(out);
             }
         }
     }
@@ -225,7 +182,7 @@ impl Outbox {
         let by_hold = by_hold.flat_map(|(hold, ids)| ids.iter().map(|id| (hold.clone(), *id)));
         let grants = |ids: &SmallVec<[WaiterId; 1]>| {
             let outs = ids.iter().filter_map(|id| self.get(*id));
-            outs.filter(|out| out.is_grant()).count()
+            outs.filter(|out| out.before.is_some()).count()
         };
         let by_client = all().filter_map(|(id, out)| Some((out.ends_with()?, *id)));
         named.collect::<BTreeSet<_>>() == by_hold.collect()
@@ -243,11 +200,8 @@ impl Outbox {
             form.key(out.hold.key.as_ref());
             form.owner(&out.hold.owner);
             form.token(Some(out.token));
-            match out.tells {
-                Tells::Grant { holds, before } => [holds, before].map(|count| form.number(count)),
-                Tells::Renewal { holds } => [holds, 0].map(|count| form.number(count)),
-            };
-            form.flag(out.is_grant());
+            form.number(out.holds);
+            form.number(out.before.unwrap_or(-1));
             form.client(out.session.map(|session| session.client));
             form.time(out.session.map(|session| session.end_ms));
             form.flag(out.is_said);

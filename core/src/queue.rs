@@ -285,17 +285,9 @@ impl WaitQueues {
         self.queue(key).map(|queue| &queue.seen)
     }
 
-    /// Takes that for a step, which notes the lock anew.
-    pub fn take_seen(&mut self, key: KeyRef<'_>) -> Option<Lock> {
-        let queue = self.queue_mut(key)?;
-        Some(std::mem::take(&mut queue.seen))
-    }
-
-    /// A step leaves the lock so.
-    pub fn note_seen(&mut self, key: KeyRef<'_>, lock: Lock) {
-        if let Some(queue) = self.queue_mut(key) {
-            queue.seen = lock;
-        }
+    /// The same, to be noted anew.
+    pub fn seen_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Lock> {
+        self.queue_mut(key).map(|queue| &mut queue.seen)
     }
 
     /// The waiter of this id, if it still waits.
@@ -318,11 +310,6 @@ impl WaitQueues {
     /// The key for which a waiter waits, if it still does.
     pub fn key_of(&self, id: WaiterId) -> Option<&KeyBuf> {
         self.by_id.get(&id)
-    }
-
-    /// The owners that wait for this key.
-    pub fn owners(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Owner> {
-        self.waiters(key).map(|waiter| &waiter.request.owner)
     }
 
     /// The keys for which this owner waits.

@@ -49,6 +49,17 @@ impl HoldId {
     }
 }
 
+/// Holds that are bound to a connection once their client is told of them.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionToBe {
+    /// The client.
+    pub client: ClientId,
+    /// The lease to be kept up.
+    pub lease: Lease,
+    /// When the one ends that is told of, in milliseconds since 1970.
+    pub end_ms: i64,
+}
+
 /// What binds holds to connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
@@ -176,18 +187,21 @@ impl Sessions {
         None
     }
 
-    /// Binds holds to one connection more. Their lease ends at `end_ms`. Re-entry does not
-    /// shorten the lease that is kept up. `was_plain` says whether they were held before, and
+    /// Binds holds to one connection more. Re-entry does not shorten the lease that is kept up.
+    /// `was_plain` says whether they were held before, and
     /// bound to none: then their owner was told of them elsewhere.
     pub fn bind(
         &mut self,
         hold: HoldId,
-        client: ClientId,
+        session: SessionToBe,
         token: FencingToken,
-        lease: Lease,
-        end_ms: i64,
         was_plain: bool,
     ) {
+        let SessionToBe {
+            client,
+            lease,
+            end_ms,
+        } = session;
         let mut kept_until_ms = end_ms;
         let old = self.remove(&hold).filter(|old| old.token == token);
         if let Some(old) = &old {

@@ -52,7 +52,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
-use crate::queue::{Addressee, Channel, Place, WaitQueues, WaiterId};
+use crate::queue::{Addressee, Place, WaitQueues, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{HoldId, Sessions};
 use crate::token::{FencingToken, TokenClock};
@@ -292,11 +292,6 @@ impl LockTable {
             transition.hand_off();
         }
         transition.finish(result)
-    }
-
-    /// This channel, shared with whoever named it last.
-    pub fn channel(&mut self, name: &[u8]) -> Channel {
-        self.queues.channel(name)
     }
 
     /// Whether anybody waits for any lock.

@@ -9,10 +9,9 @@ use crate::server::clients;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::Part;
 use redis_lock_core::error::LockError;
-use redis_lock_core::lock::Now;
 use redis_lock_core::queue::Wait;
 use redis_lock_core::request::{AcquireRequest, Timeout};
-use redis_lock_core::table::{Acquired, LockTable};
+use redis_lock_core::table::{Acquired, Transition};
 
 /// How long a request would wait, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +53,9 @@ pub(crate) fn acquire(
     let may_grant = gate::check_replicas(ctx)?;
     let asker = request.owner.clone();
     let part = Part::Whole(Some(&asker));
-    let acquired = run(key, part, may_grant, |table, now, stored, asked| {
-        let wait = wait(ctx, table, patience, now);
-        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-        table.step(key.as_ref(), stored, now, asked, |step| {
-            step.acquire(request, wait)
-        })
+    let acquired = run(key, part, may_grant, |step| {
+        let wait = wait(ctx, step, patience);
+        step.acquire(request, wait)
     });
     if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
         // The core ends the wait where it must not end that for replicas.
@@ -72,13 +68,14 @@ pub(crate) fn acquire(
     acquired
 }
 
-fn wait(ctx: &Context, table: &mut LockTable, patience: Patience<'_>, now: Now) -> Option<Wait> {
+fn wait(ctx: &Context, step: &mut Transition<'_>, patience: Patience<'_>) -> Option<Wait> {
+    let now_ms = step.now.steady_ms;
     let (until_ms, channel) = match patience {
         Patience::None => return None,
-        Patience::Block(timeout) => (timeout.end_ms(now.steady_ms), None),
+        Patience::Block(timeout) => (timeout.end_ms(now_ms), None),
         Patience::Queue(place) => {
-            let until_ms = now.steady_ms.saturating_add(place.ms);
-            (Some(until_ms), Some(table.channel(place.channel)))
+            let until_ms = now_ms.saturating_add(place.ms);
+            (Some(until_ms), Some(step.channel(place.channel)))
         }
     };
     Some(Wait {

@@ -141,7 +141,6 @@ fn do_to(key: LockKey<'_>, due: Due) {
     let stored = read_lock(&open, key.as_ref(), Part::Whole(due.owner()));
     let now = clock::now();
     let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
-        table.settings.reads_other_keys = true;
         table.do_due(due, stored, now, asked)
     });
     apply(key, open, now, &mut done.step);

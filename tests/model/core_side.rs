@@ -462,7 +462,7 @@ impl CoreSide {
             Patience::Queue(Queue { ms, channel }) => Some(Wait {
                 client: client.map_or(NOT_CONNECTED, |client| self.peers[client].id),
                 until_ms: Some(now_ms + ms),
-                channel: Some(self.table.channel(channel.as_bytes())),
+                channel: Some(channel.as_bytes().into()),
             }),
         };
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);

@@ -23,15 +23,13 @@ fn told(binding: &Binding) -> Told {
 
 fn bind(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i64) {
     let (client, token, lease_ms) = to;
-    let (client, token, lease) = (ClientId(client), self::token(token), lease(lease_ms));
-    sessions.bind(
-        at(key, name),
-        client,
-        token,
+    let lease = lease(lease_ms);
+    let session = SessionToBe {
+        client: ClientId(client),
         lease,
-        lease.end_ms(now_ms),
-        false,
-    );
+        end_ms: lease.end_ms(now_ms),
+    };
+    sessions.bind(at(key, name), session, self::token(token), false);
 }
 
 /// Sets the lease of whatever holds are bound.

@@ -7,7 +7,7 @@ use crate::acks::{Pending, reached_by};
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
-use crate::outbox::{Out, Tells};
+use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, WaiterId};
@@ -85,8 +85,16 @@ impl Transition<'_> {
     ) {
         let id = self.table.queues.new_id();
         let (to, holds) = (Addressee::Blocked(id, client), self.holds_of(owner));
-        let tells = Tells::Renewal { holds };
-        self.withhold(Out::new(to, self.hold_of(owner), token, tells));
+        self.withhold(Out {
+            to,
+            hold: self.hold_of(owner),
+            token,
+            holds,
+            before: None,
+            session: None,
+            is_said: false,
+            withheld: None,
+        });
         self.step.withheld = Some(id);
     }
 
@@ -197,18 +205,18 @@ impl LockTable {
             let held = lock.holder(&out.hold.owner)?;
             out.stands(held.token, held.holds).then(|| held.clone())
         });
-        let tells = out.tells;
+        let is_grant = out.before.is_some();
         let Some(held) = held else {
-            let answer = match tells {
-                Tells::Grant { .. } => Answer::NotGranted,
-                Tells::Renewal { .. } => Answer::Renewed(false),
+            let answer = match is_grant {
+                true => Answer::NotGranted,
+                false => Answer::Renewed(false),
             };
             return Some((self.lose(id)?.to, answer));
         };
         let mut out = self.take_out_of_box(id)?;
         let (to, token) = (out.to.clone(), out.token);
-        if let Tells::Renewal { holds } = tells {
-            self.outbox.renewed(|| out.hold.clone(), holds);
+        if !is_grant {
+            self.outbox.renewed(|| out.hold.clone(), out.holds);
             self.told(out, now.ms());
             return Some((to, Answer::Renewed(true)));
         }

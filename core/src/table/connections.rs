@@ -9,7 +9,7 @@ use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
-use crate::outbox::{Out, SessionToBe, Tells};
+use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
@@ -180,14 +180,8 @@ impl LockTable {
             let sessions = &mut self.sessions;
             return sessions.change(key, owner, Some(token), |bound| bound.told_by(client));
         };
-        let were_held = matches!(out.tells, Tells::Grant { before: 1.., .. });
-        let SessionToBe {
-            client,
-            lease,
-            end_ms,
-        } = session;
         let sessions = &mut self.sessions;
-        sessions.bind(hold.clone(), client, token, lease, end_ms, were_held);
+        sessions.bind(hold.clone(), session, token, out.before > Some(0));
         if self.unclaimed.contains_key(&token) {
             sessions.change(key, owner, Some(token), Binding::leave_unclaimed);
         } else if self.settings.acks.is_some() {
@@ -198,7 +192,7 @@ impl LockTable {
     /// Nobody will hear of this grant. Its owner is left with as many holds as it had before.
     pub(super) fn lose(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.take_out_of_box(id)?;
-        if let Tells::Grant { before, .. } = out.tells {
+        if let Some(before) = out.before {
             #[cfg(feature = "planted-faults")]
             let before = Fault::GivenBackTooLittle.instead(before, || before + 1);
             #[cfg(feature = "planted-faults")]

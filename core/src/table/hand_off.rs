@@ -6,11 +6,12 @@ use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent};
 use crate::bounds::{FEW, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, bound};
 use crate::error::LockError;
-use crate::outbox::{Out, SessionToBe, Tells};
+use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
+use crate::sessions::SessionToBe;
 use crate::token::FencingToken;
 
 /// A grant of this step.
@@ -73,11 +74,11 @@ impl Transition<'_> {
         }
         // A confirmation may write nothing, and its client may `WAIT` for replicas.
         self.step.stream_goes_on = true;
-        match request.session {
-            Some(client) => {
-                let (hold, lease) = (self.hold_of(&request.owner), request.lease);
-                let (sessions, end_ms) = (&mut self.table.sessions, lease.end_ms(self.now.ms()));
-                sessions.bind(hold, client, token, lease, end_ms, grant.before > 0);
+        match self.session_of(request) {
+            Some(session) => {
+                let hold = self.hold_of(&request.owner);
+                let sessions = &mut self.table.sessions;
+                sessions.bind(hold, session, token, grant.before > 0);
             }
             None => self.told(&request.owner),
         }
@@ -96,9 +97,7 @@ impl Transition<'_> {
             self.table.grant_told(id, true, self.now.ms());
             return None;
         }
-        let Tells::Grant { before, .. } = out.tells else {
-            return None;
-        };
+        let before = out.before?;
         let token = self.lock.holder(owner).and_then(|holder| holder.token);
         // Where another token is stored, or none, that hold is over.
         let before = match token == Some(out.token) {
@@ -177,20 +176,26 @@ impl Transition<'_> {
 
     /// What is to be told of a grant.
     fn out(&self, to: Addressee, request: &AcquireRequest, grant: Grant) -> Out {
-        let (lease, hold) = (request.lease, self.hold_of(&request.owner));
-        let tells = Tells::Grant {
+        Out {
+            to,
+            hold: self.hold_of(&request.owner),
+            token: grant.token,
             holds: self.holds_of(&request.owner),
-            before: grant.before,
-        };
-        let session = request.session.map(|client| SessionToBe {
+            before: Some(grant.before),
+            session: self.session_of(request),
+            is_said: false,
+            withheld: None,
+        }
+    }
+
+    /// What is to be kept up of a grant, if it asks for that.
+    fn session_of(&self, request: &AcquireRequest) -> Option<SessionToBe> {
+        let lease = request.lease;
+        request.session.map(|client| SessionToBe {
             client,
             lease,
             end_ms: lease.end_ms(self.now.ms()),
-        });
-        Out {
-            session,
-            ..Out::new(to, hold, grant.token, tells)
-        }
+        })
     }
 
     /// Takes the lock for who asks, or one hold more of it, after all who come first, or a
@@ -365,7 +370,8 @@ impl Transition<'_> {
             let waits = |owner: &&Owner| self.table.queues.waits(owner);
             return owners.filter(waits).cloned().collect();
         }
-        let waiting = self.table.queues.owners(self.key);
+        let waiting = self.table.queues.waiters(self.key);
+        let waiting = waiting.map(|waiter| &waiter.request.owner);
         let is_holder = |owner: &&Owner| self.lock.holder(owner).is_some();
         waiting.filter(is_holder).cloned().collect()
     }

@@ -10,7 +10,7 @@ use crate::keys::KeyBuf;
 use crate::lock::Released;
 use crate::lock::tests::{hold_number, owner};
 use crate::metrics::Metrics;
-use crate::queue::{Addressee, Place, Wait};
+use crate::queue::{Addressee, Channel, Place, Wait};
 use crate::request::{AcquireRequest, Lease, Limit, ReleaseExtent, ReleaseRequest, RenewRequest};
 use crate::stored::TOKEN_FIELD;
 

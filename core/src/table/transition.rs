@@ -9,7 +9,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, WaiterId};
+use crate::queue::{Addressee, Channel, WaiterId};
 use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -21,7 +21,8 @@ const LOG_LINES_A_STEP: usize = 8;
 pub struct Transition<'t> {
     pub(super) table: &'t mut LockTable,
     pub(super) key: KeyRef<'t>,
-    pub(super) now: Now,
+    /// When it is made.
+    pub now: Now,
     pub(super) world: &'t mut dyn World,
     pub(super) lock: Lock,
     /// How many waiters were granted the lock that this step answers nothing.
@@ -49,7 +50,7 @@ impl<'t> Transition<'t> {
         now: Now,
         world: &'t mut dyn World,
     ) -> Self {
-        let before = table.queues.take_seen(key);
+        let before = table.queues.seen_mut(key).map(std::mem::take);
         let mut transition = Self {
             table,
             key,
@@ -94,6 +95,11 @@ impl<'t> Transition<'t> {
                 false => self.table.metrics.releases_deleted += 1,
             }
         }
+    }
+
+    /// This channel, shared with whoever named it last.
+    pub fn channel(&mut self, name: &[u8]) -> Channel {
+        self.table.queues.channel(name)
     }
 
     /// Gives holds back.
@@ -195,8 +201,9 @@ impl<'t> Transition<'t> {
             {
                 self.lock = before;
             }
-            let lock = std::mem::take(&mut self.lock);
-            self.table.queues.note_seen(self.key, lock);
+            if let Some(seen) = self.table.queues.seen_mut(self.key) {
+                *seen = self.lock;
+            }
         }
         Outcome {
             result,
