@@ -148,9 +148,7 @@ impl WaitQueues {
             key: key.clone(),
             request,
             since_us,
-            client: wait.client,
-            until_ms: wait.until_ms,
-            channel: wait.channel,
+            wait,
         };
         self.waits.insert(&waiter);
         let place = waiter.is_place().then_some(waiter.request.session);
@@ -223,14 +221,8 @@ impl WaitQueues {
     ) -> Option<Waiter> {
         let waiter = self.queue_mut(key)?.waiter_mut(id)?;
         let place = wait.is_for_place().then_some(request.session);
-        let later = Waiter {
-            request,
-            client: wait.client,
-            until_ms: wait.until_ms,
-            channel: wait.channel,
-            ..waiter.clone()
-        };
-        let earlier = std::mem::replace(waiter, later);
+        let earlier = waiter.clone();
+        (waiter.request, waiter.wait) = (request, wait);
         self.uncount_place(&earlier);
         if let Some(session) = place {
             self.count_place(id, session);
@@ -473,7 +465,7 @@ impl WaitQueues {
                 form.hold(request.hold);
                 form.number(request.limit.count_or_zero());
                 form.client(request.session);
-                form.client(Some(waiter.client));
+                form.client(Some(waiter.wait.client));
                 form.flag(waiter.is_place());
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));

@@ -186,11 +186,9 @@ impl Waiting {
     }
 
     fn is(&self, waiter: &Waiter) -> bool {
-        let wait = self.wait();
         (waiter.id, waiter.key.as_ref(), waiter.since_us)
             == (self.id, KEYS[self.key], self.since_us)
-            && (waiter.client, waiter.until_ms) == (wait.client, wait.until_ms)
-            && (&waiter.request, &waiter.channel) == (&self.request(), &wait.channel)
+            && (&waiter.request, &waiter.wait) == (&self.request(), &self.wait())
     }
 }
 

@@ -12,14 +12,14 @@ use crate::request::{AcquireRequest, ClientId, Lease, Limit, Owner};
 /// The channel on which the end of a place is published. Cheap to clone.
 pub type Channel = Rc<[u8]>;
 
-/// How a client would wait.
+/// How a client waits, or would.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// The client.
+    /// The client that waits, or that asked last for this place.
     pub client: ClientId,
     /// When it gives up by the steady clock, in milliseconds, if ever.
     pub until_ms: Option<i64>,
-    /// Where it would have a place, without being blocked.
+    /// Where its end is published, if it is a place, for which no client is blocked.
     pub channel: Option<Channel>,
 }
 
@@ -52,18 +52,14 @@ pub struct Waiter {
     pub request: AcquireRequest,
     /// Since when it has waited, in microseconds since 1970.
     pub since_us: i64,
-    /// The client that waits, or that asked last for this place.
-    pub client: ClientId,
-    /// When it gives up by the steady clock, in milliseconds, if ever.
-    pub until_ms: Option<i64>,
-    /// Where its end is published, if it is a place.
-    pub channel: Option<Channel>,
+    /// How it waits.
+    pub wait: Wait,
 }
 
 impl Waiter {
     /// Whether its client does not block.
     pub fn is_place(&self) -> bool {
-        self.channel.is_some()
+        self.wait.is_for_place()
     }
 
     /// Whether it must not be granted anything any more, with what connections that have
@@ -72,7 +68,8 @@ impl Waiter {
         let is_late = |until_ms: i64| until_ms <= steady_ms;
         let has_ended = |client: ClientId| ended.contains(&client);
         self.is_place()
-            && (self.until_ms.is_some_and(is_late) || self.request.session.is_some_and(has_ended))
+            && (self.wait.until_ms.is_some_and(is_late)
+                || self.request.session.is_some_and(has_ended))
     }
 
     pub(super) fn is_exclusive(&self) -> bool {
@@ -81,14 +78,14 @@ impl Waiter {
 
     /// To whom its end is told.
     pub fn addressee(&self) -> Addressee {
-        match &self.channel {
-            None => Addressee::Blocked(self.id, self.client),
+        match &self.wait.channel {
+            None => Addressee::Blocked(self.id, self.wait.client),
             Some(channel) => Addressee::Place(Box::new(Place {
                 id: self.id,
                 key: self.key.clone(),
                 owner: self.request.owner.clone(),
                 channel: Rc::clone(channel),
-                client: self.client,
+                client: self.wait.client,
                 first_lease: self.request.lease,
             })),
         }

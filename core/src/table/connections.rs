@@ -260,7 +260,7 @@ impl LockTable {
     }
 
     pub(super) fn forget_time_out(&mut self, waiter: &Waiter) {
-        if let Some(until_ms) = waiter.until_ms {
+        if let Some(until_ms) = waiter.wait.until_ms {
             self.time_outs.remove(&(until_ms, waiter.id));
         }
     }

@@ -24,7 +24,7 @@ impl Transition<'_> {
         };
         let id = earlier.id;
         if self.table.is_over(earlier, self.now.steady_ms) {
-            match channel == earlier.channel.as_ref() {
+            match channel == earlier.wait.channel.as_ref() {
                 true => {
                     let ended = self.table.take_out(key, id, now_ms);
                     let told = ended.map(|ended| (ended.addressee(), Answer::NotGranted));
@@ -91,7 +91,7 @@ impl Transition<'_> {
     /// Why a wait ends that is over or given up.
     pub(super) fn why_it_ends(&self, id: WaiterId) -> WaitEnd {
         let waiter = self.table.queues.waiter(self.key, id);
-        let until_ms = waiter.and_then(|waiter| waiter.until_ms);
+        let until_ms = waiter.and_then(|waiter| waiter.wait.until_ms);
         match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
             true => WaitEnd::TimeUp,
             false => WaitEnd::Gone,

@@ -247,7 +247,7 @@ impl<'t> Transition<'t> {
             });
             self.step.log.push(LogLine::SlowWait {
                 owner: waiter.request.owner,
-                client: waiter.client,
+                client: waiter.wait.client,
                 waited_ms: (self.now.us - waiter.since_us) / 1000,
                 holders: with_client.collect(),
                 others,

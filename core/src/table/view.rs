@@ -125,10 +125,10 @@ impl LockTable {
         let shown = waiters().take(SHOWN_OF_A_LOCK).map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
-            client: (!waiter.is_place()).then_some(waiter.client),
-            channel: waiter.channel.clone(),
+            client: (!waiter.is_place()).then_some(waiter.wait.client),
+            channel: waiter.wait.channel.clone(),
             waited_ms: waited_ms(waiter.since_us, now),
-            left_ms: remaining_ms(waiter.until_ms, now.steady_ms),
+            left_ms: remaining_ms(waiter.wait.until_ms, now.steady_ms),
         });
         LockView {
             limit: lock.strictest_limit(),

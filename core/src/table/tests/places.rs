@@ -153,7 +153,7 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     again.channel = Some((*b"another").into());
     server.wait_for(K, again, 60_000);
     let place = server.table.queues.waiter_of(K, &owner("a")).unwrap();
-    assert_eq!(place.client, ClientId(7));
+    assert_eq!(place.wait.client, ClientId(7));
     let view = server.table.view(K, Lock::default(), server.now());
     let [waiter] = &view.waiters[..] else {
         panic!("{:?}", view.waiters);
