@@ -24,18 +24,12 @@ impl Settings {
 }
 
 impl Transition<'_> {
-    /// Whether what this request gets can ever be told.
-    pub(super) fn can_be_told(&self) -> bool {
-        let acks = self.table.settings.acks;
-        acks.is_none_or(|acks| acks.client.is_some() && acks.connected >= acks.replicas)
-    }
-
-    /// Why not.
-    pub(super) fn why_not_told(&self) -> LockError {
-        let acks = self.table.settings.acks;
-        match acks.is_some_and(|acks| acks.client.is_none() && acks.connected >= acks.replicas) {
-            true => LockError::CannotAwaitReplicas,
-            false => LockError::NoReplicas,
+    /// Fails where what this request gets could never be told.
+    pub(super) fn can_be_told(&self) -> Result<(), LockError> {
+        match self.table.settings.acks {
+            Some(acks) if acks.connected < acks.replicas => Err(LockError::NoReplicas),
+            Some(acks) if acks.client.is_none() => Err(LockError::CannotAwaitReplicas),
+            _ => Ok(()),
         }
     }
 

@@ -357,17 +357,12 @@ impl LockTable {
         self.unchecked = Default::default();
     }
 
-    /// How long it takes until each contended lock is looked at for no other reason.
-    fn regular_interval_ms(&self) -> i64 {
+    /// When a contended lock is looked at for no other reason.
+    pub(super) fn regular_recheck_ms(&self, now_ms: i64) -> i64 {
         let contended = self.queues.counts().contended_keys;
         let all_once_ms = contended.saturating_mul(1000) / REGULAR_RECHECKS_A_SECOND;
         let all_once_ms = i64::try_from(all_once_ms).unwrap_or(i64::MAX);
-        self.settings.recheck_interval_ms.max(all_once_ms)
-    }
-
-    /// When a contended lock is looked at for no other reason.
-    pub(super) fn regular_recheck_ms(&self, now_ms: i64) -> i64 {
-        let interval_ms = self.regular_interval_ms();
+        let interval_ms = self.settings.recheck_interval_ms.max(all_once_ms);
         let at_ms = now_ms.saturating_add(interval_ms);
         if interval_ms < 2 * REGULAR_RECHECKS_TOGETHER_MS {
             return at_ms;

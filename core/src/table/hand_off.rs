@@ -40,11 +40,11 @@ impl Transition<'_> {
         if !may_grant {
             return Ok(None);
         }
-        if !self.can_be_told() {
+        if let Err(why) = self.can_be_told() {
             // A holder never waits, so nothing else could be told to it later.
             let is_holder = self.lock.holder(&request.owner).is_some();
             return match is_holder || wait.is_none() && in_turn && self.admits(request.limit) {
-                true => Err(self.why_not_told()),
+                true => Err(why),
                 false => Ok(None),
             };
         }
@@ -263,7 +263,7 @@ impl Transition<'_> {
                 && earlier == id
             {
                 let is_decided_first = is_same || self.lock.holder(&owner).is_some();
-                if is_decided_first && self.can_be_told() {
+                if is_decided_first && self.can_be_told().is_ok() {
                     return is_same;
                 }
                 self.earlier = None;
@@ -275,7 +275,7 @@ impl Transition<'_> {
                 self.say_and_serve(id, token);
                 continue;
             }
-            self.serve_first(id, false);
+            self.serve_waiter(id, false);
             #[cfg(feature = "planted-faults")]
             if Fault::OneReaderOnly.planted() {
                 break;
@@ -303,15 +303,15 @@ impl Transition<'_> {
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();
         if heard {
-            self.serve_first(id, true);
+            self.serve_waiter(id, true);
         } else {
             self.unheard += 1;
             self.place_unheard(id);
         }
     }
 
-    /// Serves the first in line. It may have been told already.
-    fn serve_first(&mut self, id: WaiterId, is_told: bool) {
+    /// Takes a waiter and serves it. It may have been told already.
+    fn serve_waiter(&mut self, id: WaiterId, is_told: bool) {
         if let Some(waiter) = self.table.remove_waiter(self.key, id) {
             self.serve(waiter, is_told);
         }
@@ -388,8 +388,8 @@ impl Transition<'_> {
         }
         if self.table.is_over(waiter, self.now.steady_ms) {
             self.end_wait(id);
-        } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
-            self.serve(waiter, false);
+        } else {
+            self.serve_waiter(id, false);
         }
     }
 

@@ -187,7 +187,10 @@ impl LockTable {
             && let Some(place) = self.queues.any_place()
         {
             let (id, key) = (place.id, place.key.clone());
-            answers.extend(self.refuse_place(key.as_ref(), id, why));
+            self.metrics.waits_refused += 1;
+            let refused = self.remove_waiter(key.as_ref(), id);
+            let told = refused.map(|place| (place.addressee(), Answer::Refused(why.clone())));
+            answers.extend(told);
         }
         answers
     }
@@ -205,17 +208,6 @@ impl LockTable {
     /// Removes a place to which nobody listens.
     pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
         self.leave(place.id, WaitEnd::Gone, now_ms);
-    }
-
-    fn refuse_place(
-        &mut self,
-        key: KeyRef<'_>,
-        id: WaiterId,
-        why: &LockError,
-    ) -> Option<(Addressee, Answer)> {
-        let place = self.remove_waiter(key, id)?;
-        self.metrics.waits_refused += 1;
-        Some((place.addressee(), Answer::Refused(why.clone())))
     }
 
     /// How many places there are.

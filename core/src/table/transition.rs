@@ -131,8 +131,8 @@ impl<'t> Transition<'t> {
         let (now, owner) = (self.now, &request.owner);
         let held = self.lock.holder(owner);
         let is_it = |held: &Holder| held.has_token(request.token);
-        if held.is_some_and(is_it) && !self.can_be_told() {
-            return Err(self.why_not_told());
+        if held.is_some_and(is_it) {
+            self.can_be_told()?;
         }
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
         let Some(token) = self.lock.renew(request, now, tokens, effects)? else {
