@@ -80,21 +80,14 @@ impl<'t> Transition<'t> {
         if before.holders().len() <= self.lock.holders().len() && both.all(is_same) {
             return;
         }
-        let owners = self
-            .lock
-            .holders()
-            .iter()
-            .map(|holder| holder.owner.clone());
-        let owners: BTreeSet<Owner> = owners.collect();
-        for gone in before.holders() {
-            if owners.contains(&gone.owner) {
-                continue;
-            }
-            match gone.ends_by(self.now.ms()) {
-                true => self.count_expired(),
-                false => self.table.metrics.releases_deleted += 1,
-            }
-        }
+        let holders = self.lock.holders().iter();
+        let owners: BTreeSet<&Owner> = holders.map(|holder| &holder.owner).collect();
+        let before = before.holders().iter();
+        let gone = before.filter(|holder| !owners.contains(&holder.owner));
+        let now_ms = self.now.ms();
+        let (expired, deleted): (Vec<_>, Vec<_>) = gone.partition(|gone| gone.ends_by(now_ms));
+        self.table.metrics.releases_deleted += deleted.len() as u64;
+        expired.iter().for_each(|_| self.count_expired());
     }
 
     /// This channel, shared with whoever named it last.
