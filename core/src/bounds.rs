@@ -5,9 +5,6 @@
 #[cfg(test)]
 use std::cell::Cell;
 
-/// How many holders of a lock are searched one by one.
-pub(crate) const FEW: usize = 8;
-
 /// How many waiters are granted the lock in one step.
 pub const GRANTS_A_STEP: usize = 32;
 

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent};
-use crate::bounds::{FEW, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, bound};
+use crate::bounds::{GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, bound};
 use crate::error::LockError;
 use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
@@ -365,7 +365,7 @@ impl Transition<'_> {
     /// been taken by other means, and a holder that asks again may have to wait.
     fn waiting_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
-        if holders.len() <= bound(FEW) || holders.len() <= self.table.queues.length(self.key) {
+        if holders.len() <= self.table.queues.length(self.key) {
             let owners = holders.iter().map(|holder| &holder.owner);
             let waits = |owner: &&Owner| self.table.queues.waits(owner);
             return owners.filter(waits).cloned().collect();
