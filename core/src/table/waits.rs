@@ -131,11 +131,11 @@ impl Transition<'_> {
             return;
         };
         let request = waiter.request.clone();
-        if let Err(error) = self.look_for_cycle(&request, Some(id), true) {
-            if let Some(waiter) = self.table.remove_waiter(self.key, id) {
-                let answer = Answer::Refused(error);
-                self.step.answers.push((waiter.addressee(), answer));
-            }
+        if let Err(error) = self.look_for_cycle(&request, Some(id), true)
+            && let Some(waiter) = self.table.remove_waiter(self.key, id)
+        {
+            let answer = Answer::Refused(error);
+            self.step.answers.push((waiter.addressee(), answer));
         }
     }
 
