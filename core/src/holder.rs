@@ -1,9 +1,11 @@
 //! One who holds a lock.
 
+use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::{Limit, Owner};
+use crate::request::{AcquireRequest, Limit, Owner};
 use crate::token::FencingToken;
+use crate::usage::Usage;
 
 /// Somebody who holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +49,24 @@ impl Holder {
 
     pub(crate) fn has_token(&self, named: Option<FencingToken>) -> bool {
         named.is_none() || named == self.token
+    }
+}
+
+impl AcquireRequest {
+    /// How many holds its owner has if it is granted, when it has `held` now.
+    pub(crate) fn holds_after(&self, held: i64) -> Result<i64, LockError> {
+        match self.hold {
+            None => held
+                .checked_add(1)
+                .ok_or_else(|| Usage::TooManyHolds.into()),
+            Some(hold) if held == hold.count_without() || held == hold.count_with() => {
+                Ok(hold.count_with())
+            }
+            Some(hold) => Err(LockError::HoldCount {
+                wanted: hold.count_with(),
+                held,
+            }),
+        }
     }
 }
 

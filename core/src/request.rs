@@ -7,7 +7,6 @@ use std::rc::Rc;
 
 use rustc_hash::FxHasher;
 
-use crate::error::LockError;
 use crate::token::{FencingToken, TOKEN_MAX};
 use crate::usage::Usage;
 
@@ -225,24 +224,6 @@ pub struct AcquireRequest {
     pub limit: Limit,
     /// The connection as long as which the hold shall last.
     pub session: Option<ClientId>,
-}
-
-impl AcquireRequest {
-    /// How many holds its owner has if it is granted, when it has `held` now.
-    pub(crate) fn holds_after(&self, held: i64) -> Result<i64, LockError> {
-        match self.hold {
-            None => held
-                .checked_add(1)
-                .ok_or_else(|| Usage::TooManyHolds.into()),
-            Some(hold) if held == hold.count_without() || held == hold.count_with() => {
-                Ok(hold.count_with())
-            }
-            Some(hold) => Err(LockError::HoldCount {
-                wanted: hold.count_with(),
-                held,
-            }),
-        }
-    }
 }
 
 /// `LOCK.RELEASE` without its key.
