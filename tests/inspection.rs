@@ -363,8 +363,7 @@ fn a_slow_wait_and_a_refused_deadlock_are_logged_once() {
         eventually(what, || play.log().contains(what));
     };
     play.run(
-        "o > CONFIG SET lock.recheck-interval 500
-        o > CONFIG SET lock.log-slow-wait 20
+        "o > CONFIG SET lock.log-slow-wait 20
         o > LOCK.ACQUIRE k1 a LONG SESSION -> token
         o > LOCK.ACQUIRE k2 b LONG -> token
         b > LOCK.ACQUIRE k1 b BLOCK 0 -> ..",
