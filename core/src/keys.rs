@@ -54,6 +54,11 @@ impl KeyBuf {
             name,
         }
     }
+
+    /// The database.
+    pub(crate) fn db(&self) -> i32 {
+        self.as_ref().db
+    }
 }
 
 impl Debug for KeyBuf {

@@ -79,6 +79,8 @@ pub struct WaitQueues {
     by_key: BTreeMap<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
+    /// Who is first in line for each key, by the number of its database.
+    firsts: BTreeSet<(i32, WaiterId)>,
     /// Looks that are planned, at most one for each key. Its queue knows for when.
     rechecks: BTreeSet<(i64, KeyBuf)>,
     /// Behind which key a round goes on in which all keys are looked at.
@@ -155,6 +157,7 @@ impl WaitQueues {
         match self.by_key.entry(key.clone()) {
             Entry::Occupied(queue) => queue.into_mut().push(waiter),
             Entry::Vacant(place) => {
+                self.firsts.insert((key.db(), id));
                 place.insert(Box::new(Queue::of(waiter)));
             }
         }
@@ -192,6 +195,11 @@ impl WaitQueues {
         self.waits.remove(&waiter);
         self.by_id.remove(&id);
         self.round.take_if(|_| self.by_key.is_empty());
+        if self.firsts.remove(&(key.db, id))
+            && let Some(next) = self.first(key)
+        {
+            self.firsts.insert((key.db, next.id));
+        }
         self.uncount_place(&waiter);
         Some(waiter)
     }
@@ -325,15 +333,14 @@ impl WaitQueues {
         self.queue(key).map_or(0, Queue::len)
     }
 
-    /// The first in line for each key of a database, longest wait first, as far as a look at
-    /// so many keys shows.
-    pub fn firsts(&self, db: i32, at_most: usize) -> Vec<&Waiter> {
-        let from = KeyBuf::from(KeyRef { db, name: b"" });
-        let queues = self.by_key.range(from..).map(|(_, queue)| &queue.first);
-        let in_db = queues.take_while(|first| first.key.as_ref().db == db);
-        let mut firsts: Vec<&Waiter> = in_db.take(at_most).collect();
-        firsts.sort_unstable_by_key(|first| first.id);
-        firsts
+    /// The keys of a database that somebody waits for, longest wait first, each with the
+    /// time since which the first in line has waited, in microseconds since 1970.
+    pub fn contended_keys(&self, db: i32) -> impl Iterator<Item = (&KeyBuf, i64)> {
+        let all = WaiterId::all_behind(db);
+        self.firsts.range(all).filter_map(|(_, id)| {
+            let key = self.by_id.get(id)?;
+            Some((key, self.waiter(key.as_ref(), *id)?.since_us))
+        })
     }
 
     /// Since when the one has waited that has waited longest.
@@ -342,14 +349,16 @@ impl WaitQueues {
         Some(self.waiter(key.as_ref(), *id)?.since_us)
     }
 
-    /// Takes the next of the key's waiters that has waited since then, and was not taken
-    /// before.
-    pub fn take_slow(&mut self, key: KeyRef<'_>, since_us: i64) -> Option<Waiter> {
-        let queue = self.queue_mut(key)?;
-        let next = queue.later_than(queue.slow).next()?;
-        let slow = (next.since_us <= since_us).then(|| next.clone())?;
-        queue.slow = Some(slow.id);
-        Some(slow)
+    /// The next of the key's waiters that has not been found to wait for long.
+    pub fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter> {
+        self.queue(key)?.next_not_slow()
+    }
+
+    /// Notes that this waiter, and all before it, have been found to wait for long.
+    pub fn note_slow(&mut self, key: KeyRef<'_>, id: WaiterId) {
+        if let Some(queue) = self.queue_mut(key) {
+            queue.note_slow(id);
+        }
     }
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
@@ -482,8 +491,12 @@ impl WaitQueues {
         let rechecks: BTreeSet<_> = queues()
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
+        let firsts: BTreeSet<_> = queues()
+            .map(|(key, queue)| (key.db(), queue.first.id))
+            .collect();
         self.rechecks == rechecks
             && waiters().count() == self.by_id.len()
+            && firsts == self.firsts
             && waiters().filter(|waiter| waiter.is_place()).count() == self.places
             && self.agree_on_sessions()
             && self.waits.agree(waiters())

@@ -8,6 +8,7 @@ use crate::lock::tests::owner;
 use crate::request::{Lease, Limit};
 
 const KEY: KeyRef<'static> = KEYS[0];
+const OTHER: KeyRef<'static> = KEYS[1];
 const KEYS: [KeyRef<'static>; 5] = [
     key(0, b"k"),
     key(0, b""),
@@ -55,10 +56,10 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
     for leave in ways {
         let mut queues = WaitQueues::default();
         let id = wait(&mut queues, KEY, "a");
-        queues.take_slow(KEY, 0).unwrap();
+        queues.note_slow(KEY, id);
         queues.recheck_by(KEY, 5);
         assert_eq!(leave(&mut queues, id).unwrap().id, id);
-        assert!(queues.is_empty() && queues.by_id.is_empty());
+        assert!(queues.is_empty() && queues.by_id.is_empty() && queues.firsts.is_empty());
         assert_eq!((queues.waits.len(), queues.rechecks.len()), (0, 0));
         // A new line does not inherit the plans of the old one.
         wait(&mut queues, KEY, "a");
@@ -67,22 +68,18 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
 }
 
 #[test]
-fn as_many_keys_are_looked_at_for_the_longest_waits_as_are_asked_for() {
+fn who_stands_behind_another_is_not_gone_through_to_find_contended_keys() {
     let mut queues = WaitQueues::default();
-    for (name, key) in [(b"c", "c"), (b"a", "a"), (b"b", "b")] {
-        wait(&mut queues, self::key(0, name), key);
-        // Who stands behind another is not gone through.
-        for n in 0..100 {
-            wait(&mut queues, self::key(0, name), &n.to_string());
-        }
+    for n in 0..1000 {
+        wait(&mut queues, KEY, &n.to_string());
     }
-    let names = |at_most| {
-        let firsts = queues.firsts(0, at_most).into_iter();
-        let names = firsts.map(|first| first.request.owner.clone());
-        names.collect::<Vec<_>>()
-    };
-    assert_eq!(names(3), ["c", "a", "b"].map(owner));
-    assert_eq!(names(2), ["a", "b"].map(owner));
+    wait(&mut queues, OTHER, "a");
+    assert_eq!(queues.firsts.len(), 2);
+    assert_eq!(queues.contended_keys(0).count(), 2);
+    while queues.take_first(KEY).is_some() {
+        assert!(queues.agree());
+    }
+    assert_eq!(queues.firsts.len(), 1);
 }
 
 #[test]
@@ -117,8 +114,8 @@ enum Step {
     Remove(usize, prop::sample::Index),
     TakeFirst(usize),
     TakeOf(usize, usize),
-    /// The next one is found to have waited for long, if it has.
-    TakeSlow(usize, i64),
+    /// The next one is found to have waited for long.
+    NoteSlow(usize),
     LookBy(usize, i64),
     TakeDue(i64),
 }
@@ -149,7 +146,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(key, pushed)| Step::Remove(key, pushed)),
         2 => key().prop_map(Step::TakeFirst),
         2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf(key, who)),
-        2 => (key(), time()).prop_map(|(key, since_us)| Step::TakeSlow(key, since_us)),
+        2 => key().prop_map(Step::NoteSlow),
         4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy(key, at_ms)),
         2 => time().prop_map(Step::TakeDue),
     ];
@@ -213,9 +210,9 @@ impl Model {
         line.find(|waiting| waiting.who == who)
     }
 
-    fn next_not_slow(&self, key: usize) -> Option<Waiting> {
-        let mut line = self.line(key).into_iter();
-        line.find(|waiting| Some(waiting.id) > self.slow[key])
+    fn next_not_slow(&self, key: usize) -> Option<WaiterId> {
+        let ids = self.line(key).into_iter().map(|waiting| waiting.id);
+        ids.filter(|id| Some(*id) > self.slow[key]).min()
     }
 
     fn take(&mut self, taken: Option<Waiting>) {
@@ -306,12 +303,11 @@ impl Model {
                 prop_assert!(is_same(taken.as_ref(), expected));
                 self.take(expected);
             }
-            Step::TakeSlow(key, since_us) => {
-                let next = self.next_not_slow(key);
-                let slow = next.filter(|next| next.since_us <= since_us);
-                self.slow[key] = slow.map(|slow| slow.id).or(self.slow[key]);
-                let taken = queues.take_slow(KEYS[key], since_us);
-                prop_assert!(is_same(taken.as_ref(), slow));
+            Step::NoteSlow(key) => {
+                if let Some(next) = self.next_not_slow(key) {
+                    self.slow[key] = Some(next);
+                    queues.note_slow(KEYS[key], next);
+                }
             }
             Step::LookBy(key, at_ms) => {
                 queues.recheck_by(KEYS[key], at_ms);
@@ -353,6 +349,7 @@ impl Model {
             prop_assert_eq!(id_of(queues.first(key)), line.first().map(|one| one.id));
             let alone = line.iter().find(|one| one.asks.is_alone);
             prop_assert_eq!(queues.first_exclusive(key), alone.map(|one| one.id));
+            prop_assert_eq!(id_of(queues.next_not_slow(key)), self.next_not_slow(index));
             for (who, name) in OWNERS.iter().enumerate() {
                 let own = self.of(index, who).map(|one| one.id);
                 prop_assert_eq!(id_of(queues.waiter_of(key, &owner(name))), own);
@@ -372,9 +369,14 @@ impl Model {
                 .waiting
                 .iter()
                 .filter(|one| KEYS[one.key].db == db && self.line(one.key).first() == Some(*one));
-            let firsts: Vec<WaiterId> = firsts.map(|first| first.id).collect();
-            let listed = queues.firsts(db, KEYS.len()).into_iter();
-            prop_assert!(listed.map(|first| first.id).eq(firsts));
+            let expected = firsts.map(|first| (KeyBuf::from(KEYS[first.key]), first.since_us));
+            let listed = queues.contended_keys(db);
+            prop_assert!(
+                listed.eq(expected
+                    .collect::<Vec<_>>()
+                    .iter()
+                    .map(|(key, us)| (key, *us)))
+            );
         }
         for (who, name) in OWNERS.iter().enumerate() {
             let keys = (0..KEYS.len()).filter(|&key| self.of(key, who).is_some());

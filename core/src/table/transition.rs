@@ -211,7 +211,9 @@ impl<'t> Transition<'t> {
         let mut at_ms = lease_end_ms.map_or(regular_ms, |end_ms| {
             regular_ms.min(end_ms.saturating_add(1))
         });
-        self.log_slow_waits();
+        if let Some(slow_ms) = self.log_slow_waits() {
+            at_ms = at_ms.min(slow_ms);
+        }
         if self.has_done_enough() || self.is_place_next() {
             at_ms = self.now.ms();
         }
@@ -222,29 +224,36 @@ impl<'t> Transition<'t> {
         self.table.queues.recheck_by(self.key, at_ms);
     }
 
-    /// Logs waits that have become long ones.
-    fn log_slow_waits(&mut self) {
-        let Some(slow_ms) = self.table.settings.log_slow_wait_ms else {
-            return;
-        };
-        let since_us = self.now.us - slow_ms.saturating_mul(1000);
-        while self.step.log.len() < LOG_LINES_A_STEP
-            && let Some(waiter) = self.table.queues.take_slow(self.key, since_us)
-        {
+    /// Logs waits that have become long ones. Returns when the next will have, in
+    /// milliseconds since 1970.
+    fn log_slow_waits(&mut self) -> Option<i64> {
+        let slow_ms = self.table.settings.log_slow_wait_ms?;
+        while let Some(waiter) = self.table.queues.next_not_slow(self.key) {
+            let waited_ms = (self.now.us - waiter.since_us) / 1000;
+            if waited_ms < slow_ms {
+                return Some(self.now.ms() + slow_ms - waited_ms);
+            }
+            if self.step.log.len() >= LOG_LINES_A_STEP {
+                return Some(self.now.ms());
+            }
+            let (id, owner) = (waiter.id, waiter.request.owner.clone());
             let holders = self.lock.holders();
             let named = holders.iter().take(LOG_LINES_A_STEP);
-            let others = holders.len() - named.len();
-            let with_client = named.map(|holder| {
-                let client = self.table.bound_client(self.key, &holder.owner);
-                (holder.owner.clone(), client)
-            });
-            self.step.log.push(LogLine::SlowWait {
-                owner: waiter.request.owner,
+            let line = LogLine::SlowWait {
+                owner,
                 client: waiter.wait.client,
-                waited_ms: (self.now.us - waiter.since_us) / 1000,
-                holders: with_client.collect(),
-                others,
-            });
+                waited_ms,
+                others: holders.len() - named.len(),
+                holders: named
+                    .map(|holder| {
+                        let client = self.table.bound_client(self.key, &holder.owner);
+                        (holder.owner.clone(), client)
+                    })
+                    .collect(),
+            };
+            self.step.log.push(line);
+            self.table.queues.note_slow(self.key, id);
         }
+        None
     }
 }

@@ -17,9 +17,6 @@ use crate::token::FencingToken;
 /// How many holders and how many waiters of a lock are shown.
 pub const SHOWN_OF_A_LOCK: usize = 1024;
 
-/// How many contended locks are looked at for those with the longest waits.
-const LOOKED_AT_FOR_A_LIST: usize = 10_000;
-
 /// A lock, its holders and its queue.
 #[derive(Debug)]
 pub struct LockView {
@@ -141,14 +138,13 @@ impl LockTable {
         }
     }
 
-    /// The locks of a database that somebody waits for, longest wait first, as far as a look
-    /// shows.
+    /// The locks of a database that somebody waits for, longest wait first.
     pub fn contended(&self, db: i32, now: Now) -> impl Iterator<Item = ContendedView> {
-        let firsts = self.queues.firsts(db, LOOKED_AT_FOR_A_LIST).into_iter();
-        firsts.map(move |first| ContendedView {
-            key: first.key.clone(),
-            waiting: self.queues.length(first.key.as_ref()),
-            waited_ms: waited_ms(first.since_us, now),
+        let keys = self.queues.contended_keys(db);
+        keys.map(move |(key, since_us)| ContendedView {
+            key: key.clone(),
+            waiting: self.queues.length(key.as_ref()),
+            waited_ms: waited_ms(since_us, now),
         })
     }
 
