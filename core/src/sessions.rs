@@ -75,7 +75,7 @@ pub struct Binding {
     /// since 1970.
     pub kept_until_ms: i64,
     /// Leases count from their acknowledgement on that wait for it by this serial number or
-    /// a later one; a shorter lease was set after the others.
+    /// a later one: those before it were made void by a lease that was set.
     pub counts_from: u64,
     /// Whether the owner has claimed its grant. Until then nothing keeps it up.
     pub is_claimed: bool,

@@ -104,8 +104,14 @@ impl Transition<'_> {
     }
 
     /// Has a lease that is longer than before count once it is acknowledged; a shorter
-    /// one counts at once.
-    pub(super) fn count_when_acknowledged(&mut self, owner: &Owner, before: Option<Binding>) {
+    /// one counts at once. Where it is set, those before it that wait count no more: they may
+    /// end later.
+    pub(super) fn count_when_acknowledged(
+        &mut self,
+        owner: &Owner,
+        before: Option<Binding>,
+        is_set: bool,
+    ) {
         let Some(before) = before else { return };
         let (table, hold) = (&mut *self.table, HoldId::new(self.key, owner));
         let bound = table.sessions.binding_of(self.key, owner);
@@ -113,12 +119,12 @@ impl Transition<'_> {
             return;
         };
         let next_serial = table.acks.next_serial();
-        let (is_shorter, until_ms) = (bound.lease < before.lease, bound.kept_until_ms);
+        let until_ms = bound.kept_until_ms;
         let counts_now_ms = until_ms.min(before.kept_until_ms);
         let (sessions, token) = (&mut table.sessions, bound.token);
         sessions.change(self.key, owner, Some(token), |bound| {
             bound.kept_until_ms = counts_now_ms;
-            if is_shorter {
+            if is_set {
                 bound.counts_from = next_serial;
             }
         });

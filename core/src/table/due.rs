@@ -105,11 +105,12 @@ impl Transition<'_> {
         let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
         if kept {
-            sessions.change(key, owner, Some(token), |bound| match lease < bound.lease {
+            let is_set = lease < binding.lease;
+            sessions.change(key, owner, Some(token), |bound| match is_set {
                 true => bound.set_lease(lease, now.ms()),
                 false => bound.kept(now.ms()),
             });
-            self.count_when_acknowledged(owner, bound);
+            self.count_when_acknowledged(owner, bound, is_set);
         } else {
             // Before the hand-off, which may bind the owner's next holds.
             sessions.unbind(key, owner);

@@ -166,7 +166,7 @@ impl Transition<'_> {
         }
         let end_ms = request.lease.end_ms(now_ms);
         sessions.change(self.key, owner, granted, |bound| bound.last_until(end_ms));
-        self.count_when_acknowledged(owner, bound);
+        self.count_when_acknowledged(owner, bound, false);
         Ok(Some(Grant {
             token,
             before: before.unwrap_or(held),

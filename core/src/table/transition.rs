@@ -140,7 +140,7 @@ impl<'t> Transition<'t> {
         sessions.change(self.key, owner, Some(token), |bound| {
             bound.set_lease(lease, now.ms());
         });
-        self.count_when_acknowledged(owner, bound);
+        self.count_when_acknowledged(owner, bound, true);
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
             None => {

@@ -809,6 +809,18 @@ fn a_re_entry_that_is_not_acknowledged_keeps_no_session_up() {
     assert_eq!(server.table.to_close, [ask("a").client]);
 }
 
+#[test]
+fn a_renewal_ends_longer_leases_that_are_not_acknowledged_yet() {
+    let mut server = Server::replicated();
+    server.held_by(K, ask("a").session().lease(1500).now());
+    server.take_withheld(K, ask("a").lease(60_000).by(2).now());
+    server.end_turn();
+    server.renew_withheld("a", 3, 1500);
+    server.settle();
+    let bound = server.table.sessions.binding_of(K, &owner("a")).unwrap();
+    assert_eq!(bound.kept_until_ms, server.ms() + 1500);
+}
+
 /// An owner's session was told, and it asks again by two other connections. The first of
 /// these requests is taken over.
 fn asked_again_by_two(lease_ms: i64) -> (Server, ClientId, WaiterId) {
