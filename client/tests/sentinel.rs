@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis_lock_client::LockClient;
 use redis_lock_testing::scene::configure;
-use redis_lock_testing::{Client, Sentinels, TestServer, eventually_within, int, status};
+use redis_lock_testing::{Client, SOON, Sentinels, TestServer, eventually_within, int, status};
 
 use support::{give_back, granted, queue, soon, take_away, within};
 
@@ -91,7 +91,9 @@ async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
         sentinel.call("SENTINEL REMOVE locks");
         sentinel.call(&format!("SENTINEL MONITOR locks 127.0.0.1 {port} 2"));
     }
-    granted(waiting).await.release().await.unwrap();
+    // The client asks its sentinels again after ten seconds.
+    let granted = within(3 * SOON, "the grant", waiting).await;
+    granted.unwrap().unwrap().release().await.unwrap();
     let taken = async {
         loop {
             if let Ok(Some(taken)) = other.lock("other").try_acquire().await {
