@@ -89,7 +89,7 @@ impl Acks {
         self.pending.remove(&serial);
     }
 
-    /// Nothing waits any more.
+    /// Nothing waits any more. Serial numbers go on, as sessions remember some.
     pub(crate) fn forget_all(&mut self) {
         self.pending.clear();
     }

@@ -157,7 +157,12 @@ impl Sessions {
 
     /// What binds an owner's holds on a lock.
     pub fn binding_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Binding> {
-        self.bindings.get(&self.hold(key, owner)?).cloned()
+        self.binding(&self.hold(key, owner)?).cloned()
+    }
+
+    /// The same of holds that have a name already.
+    pub fn binding(&self, hold: &HoldId) -> Option<&Binding> {
+        self.bindings.get(hold)
     }
 
     /// Some holds that are bound to this client.
@@ -236,16 +241,14 @@ impl Sessions {
     /// Changes what binds an owner's holds of this token, and plans their next renewal by it.
     pub fn change(
         &mut self,
-        key: KeyRef<'_>,
-        owner: &Owner,
+        hold: &HoldId,
         token: Option<FencingToken>,
         change: impl FnOnce(&mut Binding),
     ) {
-        if let Some(hold) = self.hold(key, owner)
-            && let Some(binding) = self.bindings.get_mut(&hold)
+        if let Some(binding) = self.bindings.get_mut(hold)
             && Some(binding.token) == token
         {
-            let mut planned = (binding.renew_at_ms, hold);
+            let mut planned = (binding.renew_at_ms, hold.clone());
             change(binding);
             let at_ms = binding.renew_at_ms;
             if at_ms != planned.0 {
@@ -285,9 +288,8 @@ impl Sessions {
     /// connections have ended takes them from there.
     pub fn take_due(&mut self, now_ms: i64) -> Option<HoldId> {
         let hold = self.next_due(now_ms)?;
-        let token = self.bindings.get(&hold)?.token;
-        let (key, owner) = (hold.key.as_ref(), &hold.owner);
-        self.change(key, owner, Some(token), |binding| {
+        let token = self.binding(&hold)?.token;
+        self.change(&hold, Some(token), |binding| {
             binding.renew_at_ms = renew_at_ms(binding.lease, now_ms);
         });
         Some(hold)
@@ -323,8 +325,7 @@ impl Sessions {
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {
             for owner in form.owners() {
-                let bound = self.hold(key.as_ref(), owner);
-                let binding = bound.and_then(|bound| self.bindings.get(&bound));
+                let binding = self.binding_of(key.as_ref(), owner);
                 form.flag(binding.is_some());
                 if let Some(binding) = binding {
                     for client in &binding.clients {

@@ -37,7 +37,7 @@ fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64
     let binding = sessions.binding_of(key, &owner(name));
     let token = binding.map_or(token(1), |binding| binding.token);
     let lease = lease(lease_ms);
-    sessions.change(key, &owner(name), Some(token), |bound| {
+    sessions.change(&at(key, name), Some(token), |bound| {
         bound.set_lease(lease, now_ms)
     });
 }
@@ -82,8 +82,7 @@ fn of_two_connections_the_one_that_lives_is_shown() {
 #[test]
 fn who_was_told_elsewhere_outlives_its_connections() {
     let tell = |sessions: &mut Sessions, client, told| {
-        let (owner, token) = (owner("a"), Some(token(told)));
-        sessions.change(KEY, &owner, token, |bound| {
+        sessions.change(&at(KEY, "a"), Some(token(told)), |bound| {
             bound.told_by(Some(ClientId(client)))
         });
     };
@@ -302,7 +301,7 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
         binding.kept_until_ms
     };
     let change = |sessions: &mut Sessions, name: &str, told, change: fn(&mut Binding)| {
-        sessions.change(KEY, &owner(name), Some(token(told)), change);
+        sessions.change(&at(KEY, name), Some(token(told)), change);
     };
     bind(&mut sessions, KEY, "a", (1, 7, 300), 1000);
     assert_eq!(kept_until(&sessions), 1300);
@@ -349,7 +348,7 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     let mut sessions = Sessions::default();
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     sessions.take_due(100).unwrap();
-    sessions.change(KEY, &owner("a"), Some(token(7)), |bound| {
+    sessions.change(&at(KEY, "a"), Some(token(7)), |bound| {
         bound.renew_at_ms = 110
     });
     assert_eq!(sessions.next_renewal_ms(), Some(110));

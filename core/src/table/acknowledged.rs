@@ -114,15 +114,15 @@ impl Transition<'_> {
     ) {
         let Some(before) = before else { return };
         let (table, hold) = (&mut *self.table, HoldId::new(self.key, owner));
-        let bound = table.sessions.binding_of(self.key, owner);
+        let bound = table.sessions.binding(&hold);
         let Some(bound) = bound.filter(|bound| bound.token == before.token) else {
             return;
         };
         let next_serial = table.acks.next_serial();
         let until_ms = bound.kept_until_ms;
         let counts_now_ms = until_ms.min(before.kept_until_ms);
-        let (sessions, token) = (&mut table.sessions, bound.token);
-        sessions.change(self.key, owner, Some(token), |bound| {
+        let (token, sessions) = (bound.token, &mut table.sessions);
+        sessions.change(&hold, Some(token), |bound| {
             bound.kept_until_ms = counts_now_ms;
             if is_set {
                 bound.counts_from = next_serial;
@@ -169,9 +169,7 @@ impl LockTable {
                     replies.extend(out.map(|out| (id, out.hold.key.clone())));
                 }
                 Some((serial, Pending::Lease(hold, token, until_ms))) => {
-                    let (key, owner) = (hold.key.as_ref(), &hold.owner);
-                    let sessions = &mut self.sessions;
-                    sessions.change(key, owner, Some(token), |bound| {
+                    self.sessions.change(&hold, Some(token), |bound| {
                         if serial >= bound.counts_from {
                             bound.last_until(until_ms);
                         }
@@ -231,18 +229,15 @@ impl LockTable {
     /// Plans a look at holds before the last lease that counts is over. Where it is about
     /// to be, their connection is closed.
     pub(super) fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
-        let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+        let bound = self.sessions.binding(hold);
         let Some(bound) = bound else { return };
         // A lease may be shorter than that.
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
-            self.to_close.extend(bound.clients);
+            self.to_close.extend(bound.clients.iter().copied());
         } else if last_ms < bound.renew_at_ms {
-            let (key, owner) = (hold.key.as_ref(), &hold.owner);
-            let sessions = &mut self.sessions;
-            sessions.change(key, owner, Some(bound.token), |bound| {
-                bound.renew_at_ms = last_ms;
-            });
+            let (token, sessions) = (Some(bound.token), &mut self.sessions);
+            sessions.change(hold, token, |bound| bound.renew_at_ms = last_ms);
         }
     }
 }

@@ -178,12 +178,12 @@ impl LockTable {
         let Some(session) = out.session else {
             let client = Some(out.to.client());
             let sessions = &mut self.sessions;
-            return sessions.change(key, owner, Some(token), |bound| bound.told_by(client));
+            return sessions.change(&hold, Some(token), |bound| bound.told_by(client));
         };
         let sessions = &mut self.sessions;
         sessions.bind(hold.clone(), session, token, out.before > Some(0));
         if self.unclaimed.contains_key(&token) {
-            sessions.change(key, owner, Some(token), Binding::leave_unclaimed);
+            sessions.change(&hold, Some(token), Binding::leave_unclaimed);
         } else if self.settings.acks.is_some() {
             self.look_before_it_ends(&hold, now_ms);
         }

@@ -106,7 +106,8 @@ impl Transition<'_> {
         let sessions = &mut self.table.sessions;
         if kept {
             let is_set = lease < binding.lease;
-            sessions.change(key, owner, Some(token), |bound| match is_set {
+            let hold = HoldId::new(key, owner);
+            sessions.change(&hold, Some(token), |bound| match is_set {
                 true => bound.set_lease(lease, now.ms()),
                 false => bound.kept(now.ms()),
             });
@@ -137,15 +138,12 @@ impl LockTable {
         let rechecks = self.queues.next_recheck_ms();
         let time_outs = self.time_outs.first();
         let time_outs = time_outs.map(|(at_ms, _)| at_ms - now.steady_ms + now.ms());
+        let unclaimed = self.unclaimed.values().next().copied();
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
             .chain(time_outs)
-            .chain(
-                self.unclaimed
-                    .first_key_value()
-                    .map(|(_, over_ms)| *over_ms),
-            )
+            .chain(unclaimed)
             .min()
     }
 
@@ -253,7 +251,7 @@ impl LockTable {
     /// before the lease is over, its connection is closed.
     fn not_kept(&mut self, hold: HoldId, now_ms: i64) {
         self.end_gone(&hold);
-        let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+        let binding = self.sessions.binding(&hold).cloned();
         let Some(binding) = binding else { return };
         if !binding.is_claimed {
             self.sessions.unbind(hold.key.as_ref(), &hold.owner);
@@ -267,11 +265,8 @@ impl LockTable {
                 .extend(clients.filter(|client| last != Some(*client)));
         } else {
             let again_ms = now_ms + left_ms.min(REFUSED_RETRY_MS).max(left_ms / 2);
-            let (key, owner) = (hold.key.as_ref(), &hold.owner);
-            let sessions = &mut self.sessions;
-            sessions.change(key, owner, Some(binding.token), |bound| {
-                bound.renew_at_ms = again_ms;
-            });
+            let (sessions, token) = (&mut self.sessions, Some(binding.token));
+            sessions.change(&hold, token, |bound| bound.renew_at_ms = again_ms);
         }
     }
 

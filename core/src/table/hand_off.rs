@@ -11,7 +11,7 @@ use crate::outbox::Out;
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
-use crate::sessions::SessionToBe;
+use crate::sessions::{HoldId, SessionToBe};
 use crate::token::FencingToken;
 
 /// A grant of this step.
@@ -165,7 +165,10 @@ impl Transition<'_> {
             sessions.unbind(self.key, owner);
         }
         let end_ms = request.lease.end_ms(now_ms);
-        sessions.change(self.key, owner, granted, |bound| bound.last_until(end_ms));
+        if !sessions.is_empty() {
+            let hold = HoldId::new(self.key, owner);
+            sessions.change(&hold, granted, |bound| bound.last_until(end_ms));
+        }
         self.count_when_acknowledged(owner, bound, false);
         Ok(Some(Grant {
             token,

@@ -139,8 +139,8 @@ impl LockTable {
     ) {
         if self.unclaimed.remove(&token).is_some() {
             self.metrics.claims += 1;
-            let sessions = &mut self.sessions;
-            sessions.change(key, owner, Some(token), |bound| bound.claim(now_ms));
+            let (sessions, hold) = (&mut self.sessions, HoldId::new(key, owner));
+            sessions.change(&hold, Some(token), |bound| bound.claim(now_ms));
         }
     }
 

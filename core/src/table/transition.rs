@@ -137,9 +137,10 @@ impl<'t> Transition<'t> {
         self.claim(owner, token);
         let bound = self.binding_to_count(owner);
         let (sessions, lease) = (&mut self.table.sessions, request.lease);
-        sessions.change(self.key, owner, Some(token), |bound| {
-            bound.set_lease(lease, now.ms());
-        });
+        if !sessions.is_empty() {
+            let hold = HoldId::new(self.key, owner);
+            sessions.change(&hold, Some(token), |bound| bound.set_lease(lease, now.ms()));
+        }
         self.count_when_acknowledged(owner, bound, true);
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
@@ -160,7 +161,8 @@ impl<'t> Transition<'t> {
         if !self.table.sessions.is_empty() {
             let token = self.lock.holder(owner).and_then(|holder| holder.token);
             let (sessions, asker) = (&mut self.table.sessions, self.world.asker());
-            sessions.change(self.key, owner, token, |bound| bound.told_by(asker));
+            let hold = HoldId::new(self.key, owner);
+            sessions.change(&hold, token, |bound| bound.told_by(asker));
         }
     }
 

@@ -197,7 +197,7 @@ impl LockTable {
         self.outbox.take_down(form);
         self.ended.take_down(form);
         self.acks.take_down(form, |hold, serial| {
-            let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+            let bound = self.sessions.binding(hold);
             bound.is_some_and(|bound| serial >= bound.counts_from)
         });
         form.count(self.ended_at_once);
