@@ -19,8 +19,8 @@ pub const PASSED_A_STEP: usize = 1024;
 /// ends at once with the connections that end between two wakes.
 pub const ENDS_A_STEP: usize = 64;
 
-/// How much one wake of the table's caller does, in locks that are looked at and waiters
-/// that are answered, before other clients have their turn.
+/// How many ends of connections, clients to close and sessions to put off the table's caller
+/// takes in one wake, before other clients have their turn.
 pub const WORK_A_WAKE: usize = 64;
 
 /// Through how many waits a cycle is looked for when a wait begins.

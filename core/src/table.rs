@@ -162,8 +162,6 @@ pub struct Step {
     pub effects: Effects,
     /// What has become of waiters, in the order in which they are to be told.
     pub answers: SmallVec<[(Addressee, Answer); 1]>,
-    /// How many places that are over were ended in front of others.
-    pub passed: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.

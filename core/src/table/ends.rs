@@ -67,7 +67,7 @@ impl Transition<'_> {
             Some(first) => is_alone && first.request.owner == *newcomer,
             None => true,
         };
-        is_first && self.step.passed < PASSED_A_STEP
+        is_first && self.passed < PASSED_A_STEP
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {

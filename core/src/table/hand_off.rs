@@ -347,13 +347,13 @@ impl Transition<'_> {
         if Fault::PlaceOutlived.planted() || Fault::WaiterKept.planted() {
             return;
         }
-        while self.step.passed < PASSED_A_STEP
+        while self.passed < PASSED_A_STEP
             && let Some(first) = self.table.queues.first(self.key)
             && self.table.is_over(first, self.now.steady_ms)
         {
             let (id, end) = (first.id, self.why_it_ends(first.id));
             self.table.leave_untold(id, end, self.now.ms());
-            self.step.passed += 1;
+            self.passed += 1;
         }
     }
 
@@ -361,7 +361,7 @@ impl Transition<'_> {
     pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= bound(GRANTS_A_STEP)
             || self.unheard >= bound(UNHEARD_A_STEP)
-            || self.step.passed >= PASSED_A_STEP
+            || self.passed >= PASSED_A_STEP
     }
 
     /// Holders that may wait as well. A step of this table leaves none, but the lock may have

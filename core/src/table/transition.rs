@@ -27,8 +27,10 @@ pub struct Transition<'t> {
     pub(super) lock: Lock,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
-    /// As how many messages the grants count that nobody heard of.
+    /// Of how many grants nobody heard.
     pub(super) unheard: usize,
+    /// How many places that are over were ended in front of others.
+    pub(super) passed: usize,
     /// What whoever asks waits with already, and whether this request has its position.
     pub(super) earlier: Option<(WaiterId, bool)>,
     /// Ends of places of which a later request on the same channel tells, unless it is refused.
@@ -59,6 +61,7 @@ impl<'t> Transition<'t> {
             lock: stored,
             withheld: 0,
             unheard: 0,
+            passed: 0,
             earlier: None,
             replaced: Vec::new(),
             has_queued: false,
