@@ -244,7 +244,8 @@ fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     result
 }
 
-/// The road of a command. Blocks the client, and returns nothing, where what came of its request must not be told yet.
+/// The road of a command. Blocks the client, and returns nothing, where what came of its
+/// request must not be told yet.
 #[inline]
 fn run<R>(
     key: LockKey<'_>,
