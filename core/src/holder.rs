@@ -3,7 +3,7 @@
 use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::{AcquireRequest, Limit, Owner};
+use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
 use crate::token::FencingToken;
 use crate::usage::Usage;
 
@@ -55,17 +55,20 @@ impl Holder {
 impl AcquireRequest {
     /// How many holds its owner has if it is granted, when it has `held` now.
     pub(crate) fn holds_after(&self, held: i64) -> Result<i64, LockError> {
-        match self.hold {
-            None => held
-                .checked_add(1)
-                .ok_or_else(|| Usage::TooManyHolds.into()),
-            Some(hold) if held == hold.count_without() || held == hold.count_with() => {
-                Ok(hold.count_with())
-            }
-            Some(hold) => Err(LockError::HoldCount {
-                wanted: hold.count_with(),
-                held,
-            }),
+        let Some(hold) = self.hold else {
+            return held.checked_add(1).ok_or(Usage::TooManyHolds.into());
+        };
+        Ok(hold.fits(held)?.count_with())
+    }
+}
+
+impl HoldNumber {
+    /// This hold, if it is the innermost one of so many, or the next.
+    pub(crate) fn fits(self, held: i64) -> Result<Self, LockError> {
+        let wanted = self.count_with();
+        match held == wanted || held == self.count_without() {
+            true => Ok(self),
+            false => Err(LockError::HoldCount { wanted, held }),
         }
     }
 }

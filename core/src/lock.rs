@@ -298,33 +298,15 @@ impl Lock {
             owner: self.any_owner().unwrap_or(request.owner.clone()),
             ..request.clone()
         });
-        let Some(holder) = self.holder(&request.owner) else {
-            return match request.extent {
-                ReleaseExtent::Hold(hold) if hold.count_without() == 0 => Ok(Released::LastHold),
-                ReleaseExtent::Hold(hold) => Err(LockError::HoldCount {
-                    wanted: hold.count_with(),
-                    held: 0,
-                }),
-                ReleaseExtent::One | ReleaseExtent::All => Ok(Released::NotHeld),
-            };
-        };
-        if !holder.has_token(request.token) {
-            return Ok(Released::NotHeld);
-        }
+        let holder = self.holder(&request.owner);
+        let held = holder.map_or(0, |holder| holder.holds);
+        let is_other = holder.is_some_and(|holder| !holder.has_token(request.token));
         let holds = match request.extent {
-            ReleaseExtent::One => holder.holds - 1,
+            _ if is_other => return Ok(Released::NotHeld),
+            ReleaseExtent::Hold(hold) => hold.fits(held)?.count_without(),
+            _ if held == 0 => return Ok(Released::NotHeld),
+            ReleaseExtent::One => held - 1,
             ReleaseExtent::All => 0,
-            ReleaseExtent::Hold(hold)
-                if holder.holds == hold.count_with() || holder.holds == hold.count_without() =>
-            {
-                hold.count_without()
-            }
-            ReleaseExtent::Hold(hold) => {
-                return Err(LockError::HoldCount {
-                    wanted: hold.count_with(),
-                    held: holder.holds,
-                });
-            }
         };
         self.leave(&request.owner, holds, effects);
         match holds {

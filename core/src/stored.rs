@@ -222,28 +222,11 @@ impl Reader {
 /// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
 /// spaces. Anything else is not what the module or `HINCRBY` stored.
 pub fn parse_integer(text: &[u8]) -> Option<i64> {
-    let (negative, digits) = match text {
-        [b'-', digits @ ..] => (true, digits),
-        digits => (false, digits),
-    };
-    match digits {
-        [b'0'] if !negative => return Some(0),
-        [b'1'..=b'9', ..] => {}
-        _ => return None,
-    }
-    // Any 19 digits fit into 64 bits.
-    if digits.len() > 19 {
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    if !matches!(digits, [b'1'..=b'9', ..]) && text != b"0" {
         return None;
     }
-    let sum = digits.iter().try_fold(0_u64, |sum, byte| {
-        let digit = byte.wrapping_sub(b'0');
-        (digit <= 9).then(|| sum * 10 + u64::from(digit))
-    })?;
-    if negative {
-        0_i64.checked_sub_unsigned(sum)
-    } else {
-        i64::try_from(sum).ok()
-    }
+    str::from_utf8(text).ok()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,88 +1,56 @@
 //! What may be wrong with the words of a command.
 
-/// What was wrong with the words of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use thiserror::Error;
+
+/// What was wrong with the words of a command, as the client is told it.
+#[expect(missing_docs, reason = "each message says what it means")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Usage {
-    /// An option that is unknown, repeated, unfinished or in conflict with another.
+    #[error("syntax error")]
     Syntax,
-    /// Not an integer of 64 bits.
+    #[error("value is not an integer or out of range")]
     NotAnInteger,
-    /// `LEASE` outside of its range.
+    #[error("LEASE must be between 1 and 315360000000 milliseconds")]
     LeaseOutOfRange,
-    /// `LEASE` above `lock.max-lease`.
+    #[error("LEASE is longer than lock.max-lease; ask for a shorter one")]
     LeaseTooLong,
-    /// `HOLD` below 1.
+    #[error("HOLD must be 1 or greater")]
     HoldOutOfRange,
-    /// `LIMIT` outside of its range.
+    #[error("LIMIT must be between 1 and 9007199254740991")]
     LimitOutOfRange,
-    /// `LIMIT` above `lock.max-holders`.
+    #[error("LIMIT is greater than lock.max-holders; ask for less")]
     LimitTooGreat,
-    /// `COUNT` below 1.
+    #[error("COUNT must be 1 or greater")]
     CountOutOfRange,
-    /// `SESSION` from a client without a connection, such as a script.
+    #[error("SESSION needs a client's own connection; scripts and modules have none")]
     NoSession,
-    /// A number that no token can equal.
+    #[error("a token must be between 1 and 9007199254740991")]
     TokenOutOfRange,
-    /// A guarded command of the module itself.
+    #[error("LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE")]
     LockCommandGuarded,
-    /// `LOCK.GUARD` of `WAIT` or `WAITAOF`, which say 1 at once within a module.
+    /// They say 1 at once within a module.
+    #[error("LOCK.GUARD runs no WAIT or WAITAOF; send them after it")]
     WaitGuarded,
-    /// `QUEUE` outside of its range.
+    #[error("QUEUE must be between 1 and 86400000 milliseconds")]
     QueueOutOfRange,
-    /// The channel of a place is longer than 1024 bytes.
+    #[error("channel must not be longer than 1024 bytes")]
     ChannelTooLong,
-    /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
+    #[error("timeout is not an integer or out of range")]
     TimeoutOutOfRange,
-    /// `BLOCK` below 0.
+    #[error("timeout is negative")]
     TimeoutNegative,
-    /// An empty owner.
+    #[error("owner must not be empty")]
     OwnerEmpty,
-    /// An owner longer than 1024 bytes.
+    #[error("owner must not be longer than 1024 bytes")]
     OwnerTooLong,
-    /// An owner that begins with `@`, which marks the module's own fields.
+    /// It marks the module's own fields.
+    #[error("owner must not begin with '@'")]
     OwnerReserved,
-    /// The hold count of this owner would pass 2^63 - 1.
+    #[error("hold count would overflow; release some holds first")]
     TooManyHolds,
-    /// The stored token is 2^53 - 1: there is no greater one.
+    #[error("the stored @fence is the greatest possible token; delete the key first")]
     TokensExhausted,
     /// A handler panicked; the panic was caught.
+    #[error("internal error in the lock module; the server log has the details, please report it")]
     Internal,
-}
-
-impl Usage {
-    /// What the client is told.
-    pub(crate) const fn text(self) -> &'static str {
-        match self {
-            Self::Syntax => "syntax error",
-            Self::NotAnInteger => "value is not an integer or out of range",
-            Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
-            Self::LeaseTooLong => "LEASE is longer than lock.max-lease; ask for a shorter one",
-            Self::HoldOutOfRange => "HOLD must be 1 or greater",
-            Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
-            Self::LimitTooGreat => "LIMIT is greater than lock.max-holders; ask for less",
-            Self::CountOutOfRange => "COUNT must be 1 or greater",
-            Self::NoSession => {
-                "SESSION needs a client's own connection; scripts and modules have none"
-            }
-            Self::TokenOutOfRange => "a token must be between 1 and 9007199254740991",
-            Self::LockCommandGuarded => {
-                "LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE"
-            }
-            Self::WaitGuarded => "LOCK.GUARD runs no WAIT or WAITAOF; send them after it",
-            Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
-            Self::QueueOutOfRange => "QUEUE must be between 1 and 86400000 milliseconds",
-            Self::ChannelTooLong => "channel must not be longer than 1024 bytes",
-            Self::TimeoutNegative => "timeout is negative",
-            Self::OwnerEmpty => "owner must not be empty",
-            Self::OwnerTooLong => "owner must not be longer than 1024 bytes",
-            Self::OwnerReserved => "owner must not begin with '@'",
-            Self::TooManyHolds => "hold count would overflow; release some holds first",
-            Self::TokensExhausted => {
-                "the stored @fence is the greatest possible token; delete the key first"
-            }
-            Self::Internal => {
-                "internal error in the lock module; the server log has the details, please report it"
-            }
-        }
-    }
 }
