@@ -54,11 +54,6 @@ impl KeyBuf {
             name,
         }
     }
-
-    /// The database.
-    pub(crate) fn db(&self) -> i32 {
-        self.as_ref().db
-    }
 }
 
 impl Debug for KeyBuf {

@@ -35,30 +35,26 @@
 //! A queue, its indices and its planned look go with its last waiter, and the memory
 //! of a crowd with the crowd. To have all keys looked at again takes constant time.
 
-mod line;
 mod waiter;
-mod waits;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 #[cfg(test)]
 use std::ops::RangeBounds;
-use std::rc::Rc;
 
+use crate::bounds::WAITS_LOOKED_AT;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-#[cfg(test)]
-use crate::request::Limit;
-use crate::request::{AcquireRequest, ClientId, Owner};
-use line::Queue;
-use waits::WaitsByOwner;
+use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 
 pub use waiter::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
+
+/// How many contended keys are looked at to list those with the longest waits.
+const KEYS_LISTED_OF: usize = 10_000;
 
 /// How much there is to remember. All are zero while nobody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,25 +69,48 @@ pub struct Counts {
     pub planned_rechecks: usize,
 }
 
+/// The queue of one lock, never empty.
+#[derive(Clone, Debug)]
+struct Queue {
+    key: KeyBuf,
+    ids: BTreeSet<WaiterId>,
+    /// The last waiter that was found to wait for long.
+    slow: Option<WaiterId>,
+    recheck_at_ms: Option<i64>,
+    /// The lock as the last step has left it.
+    seen: Lock,
+}
+
+impl Queue {
+    fn of(key: KeyBuf) -> Box<Self> {
+        Box::new(Self {
+            key,
+            ids: BTreeSet::new(),
+            slow: None,
+            recheck_at_ms: None,
+            seen: Lock::default(),
+        })
+    }
+}
+
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
     by_key: BTreeMap<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
-    by_id: BTreeMap<WaiterId, KeyBuf>,
-    /// Who is first in line for each key, by the number of its database.
-    firsts: BTreeSet<(i32, WaiterId)>,
+    by_id: BTreeMap<WaiterId, Box<Waiter>>,
+    /// What each owner waits for.
+    by_owner: BTreeMap<(Owner, KeyBuf), WaiterId>,
     /// Looks that are planned, at most one for each key. Its queue knows for when.
     rechecks: BTreeSet<(i64, KeyBuf)>,
     /// Behind which key a round goes on in which all keys are looked at.
     round: Option<Bound<KeyBuf>>,
-    waits: WaitsByOwner,
     next_id: u64,
     places: usize,
     /// The places that end with each connection.
     of_sessions: BTreeSet<(ClientId, WaiterId)>,
-    /// The last channel that was named. Mostly it is named again.
-    last_channel: Option<Channel>,
+    /// Comes before every key.
+    no_key: KeyBuf,
 }
 
 impl WaitQueues {
@@ -142,29 +161,22 @@ impl WaitQueues {
         wait: Wait,
         since_us: i64,
     ) -> WaiterId {
-        let known = self.queue(key).map(|queue| queue.first.key.clone());
+        let known = self.queue(key).map(|queue| queue.key.clone());
         let key = known.unwrap_or_else(|| key.into());
         let id = self.new_id();
-        let waiter = Waiter {
+        let waiter = Box::new(Waiter {
             id,
             key: key.clone(),
             request,
             since_us,
             wait,
-        };
-        self.waits.insert(&waiter);
-        let place = waiter.is_place().then_some(waiter.request.session);
-        match self.by_key.entry(key.clone()) {
-            Entry::Occupied(queue) => queue.into_mut().push(waiter),
-            Entry::Vacant(place) => {
-                self.firsts.insert((key.db(), id));
-                place.insert(Box::new(Queue::of(waiter)));
-            }
-        }
-        if let Some(session) = place {
-            self.count_place(id, session);
-        }
-        self.by_id.insert(id, key);
+        });
+        self.by_owner
+            .insert((waiter.request.owner.clone(), key.clone()), id);
+        let queue = self.by_key.entry(key.clone());
+        queue.or_insert_with(|| Queue::of(key)).ids.insert(id);
+        self.count_place(&waiter);
+        self.by_id.insert(id, waiter);
         id
     }
 
@@ -176,72 +188,56 @@ impl WaitQueues {
     }
 
     /// Removes a waiter that will not be served, if it still waits.
-    pub fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
+    pub fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         #[cfg(feature = "planted-faults")]
-        self.forget_second(key, id);
-        let bytes = key.to_bytes();
-        let queue = self.by_key.get_mut(bytes.as_slice())?;
-        let waiter = match queue.remove(id) {
-            Some(waiter) => waiter,
-            None if queue.first.id == id => {
-                let (key, queue) = self.by_key.remove_entry(bytes.as_slice())?;
-                if let Some(at_ms) = queue.recheck_at_ms {
-                    self.rechecks.remove(&(at_ms, key));
-                }
-                queue.first
-            }
-            None => return None,
-        };
-        self.waits.remove(&waiter);
-        self.by_id.remove(&id);
-        self.round.take_if(|_| self.by_key.is_empty());
-        if self.firsts.remove(&(key.db, id))
-            && let Some(next) = self.first(key)
-        {
-            self.firsts.insert((key.db, next.id));
-        }
+        self.forget_second(id);
+        let waiter = *self.by_id.remove(&id)?;
         self.uncount_place(&waiter);
+        self.by_owner
+            .remove(&(waiter.request.owner.clone(), waiter.key.clone()));
+        let queue = self.by_key.get_mut(&waiter.key)?;
+        queue.ids.remove(&id);
+        if queue.ids.is_empty() {
+            if let Some(at_ms) = queue.recheck_at_ms {
+                self.rechecks.remove(&(at_ms, waiter.key.clone()));
+            }
+            self.by_key.remove(&waiter.key);
+            self.round.take_if(|_| self.by_key.is_empty());
+        }
         Some(waiter)
-    }
-
-    /// This channel, shared with whoever named it last.
-    pub fn channel(&mut self, name: &[u8]) -> Channel {
-        let last = self.last_channel.take().filter(|last| **last == *name);
-        let channel = last.unwrap_or_else(|| name.into());
-        self.last_channel = Some(Rc::clone(&channel));
-        channel
     }
 
     /// What the owner waits with for this key.
     pub fn waiter_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        let queue = self.queue(key)?;
-        queue.waiter(self.waits.id(owner, &queue.first.key)?)
+        let wait = (owner.clone(), self.queue(key)?.key.clone());
+        self.waiter(*self.by_owner.get(&wait)?)
     }
 
     /// Another request of the same owner takes this waiter's position over. Returns the
     /// waiter as it was.
     pub fn take_over(
         &mut self,
-        key: KeyRef<'_>,
         id: WaiterId,
         request: AcquireRequest,
         wait: Wait,
     ) -> Option<Waiter> {
-        let waiter = self.queue_mut(key)?.waiter_mut(id)?;
-        let place = wait.is_for_place().then_some(request.session);
-        let earlier = waiter.clone();
-        (waiter.request, waiter.wait) = (request, wait);
+        let earlier = self.waiter(id)?.clone();
         self.uncount_place(&earlier);
-        if let Some(session) = place {
-            self.count_place(id, session);
-        }
+        let later = Waiter {
+            request,
+            wait,
+            ..earlier.clone()
+        };
+        self.count_place(&later);
+        self.by_id.insert(id, Box::new(later));
         Some(earlier)
     }
 
-    fn count_place(&mut self, id: WaiterId, session: Option<ClientId>) {
-        self.places += 1;
-        if let Some(session) = session {
-            self.of_sessions.insert((session, id));
+    fn count_place(&mut self, waiter: &Waiter) {
+        if waiter.is_place() {
+            self.places += 1;
+            let session = waiter.request.session.map(|client| (client, waiter.id));
+            self.of_sessions.extend(session);
         }
     }
 
@@ -266,18 +262,22 @@ impl WaitQueues {
 
     /// A place. It is for a replica, where nobody is blocked: a step goes by for each
     /// blocked waiter before it.
-    pub fn any_place(&self) -> Option<&Waiter> {
+    pub fn any_place(&self) -> Option<WaiterId> {
         if self.places == 0 {
             return None;
         }
-        let waiters = self.by_id.iter();
-        let mut waiters = waiters.filter_map(|(id, key)| self.waiter(key.as_ref(), *id));
-        waiters.find(|waiter| waiter.is_place())
+        let mut waiters = self.by_id.values();
+        Some(waiters.find(|waiter| waiter.is_place())?.id)
     }
 
     /// The first waiter.
     pub fn first(&self, key: KeyRef<'_>) -> Option<&Waiter> {
-        self.queue(key).map(Queue::next)
+        let ids = &self.queue(key)?.ids;
+        #[cfg(feature = "planted-faults")]
+        if Fault::LastInFirstOut.planted() {
+            return self.waiter(*ids.last()?);
+        }
+        self.waiter(*ids.first()?)
     }
 
     /// The lock as the last step has left it, if anybody waits for it.
@@ -291,8 +291,13 @@ impl WaitQueues {
     }
 
     /// The waiter of this id, if it still waits.
-    pub fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter> {
-        self.queue(key)?.waiter(id)
+    pub fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
+        self.by_id.get(&id).map(Box::as_ref)
+    }
+
+    /// The key for which a waiter waits, if it still does.
+    pub fn key_of(&self, id: WaiterId) -> Option<&KeyBuf> {
+        Some(&self.waiter(id)?.key)
     }
 
     /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
@@ -303,61 +308,71 @@ impl WaitQueues {
         owner: &Owner,
         position: Option<WaiterId>,
     ) -> bool {
-        self.queue(key)
-            .is_some_and(|queue| queue.has_exclusive_before(owner, position))
-    }
-
-    /// The key for which a waiter waits, if it still does.
-    pub fn key_of(&self, id: WaiterId) -> Option<&KeyBuf> {
-        self.by_id.get(&id)
+        let is_before = |one: &&Waiter| position.is_none_or(|position| one.id < position);
+        let waiters = self.waiters(key).take(WAITS_LOOKED_AT);
+        let mut others = waiters
+            .take_while(is_before)
+            .filter(|one| one.request.owner != *owner);
+        others.any(|one| one.request.limit == Limit::EXCLUSIVE)
     }
 
     /// The keys for which this owner waits.
     pub fn waits_of<'q>(&'q self, owner: &'q Owner) -> impl Iterator<Item = &'q KeyBuf> {
-        self.waits.keys(owner)
+        let first = (owner.clone(), self.no_key.clone());
+        let from_first = self.by_owner.range(first..);
+        let of_owner = from_first.take_while(move |((one, _), _)| one == owner);
+        of_owner.map(|((_, key), _)| key)
     }
 
     /// Whether this owner waits for anything.
     pub fn waits(&self, owner: &Owner) -> bool {
-        self.waits.keys(owner).next().is_some()
+        self.waits_of(owner).next().is_some()
     }
 
     /// The key's waiters, in order.
     pub fn waiters(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Waiter> {
-        let queue = self.queue(key);
-        queue.into_iter().flat_map(Queue::waiters)
+        let ids = self.queue(key).map(|queue| &queue.ids);
+        ids.into_iter().flatten().filter_map(|id| self.waiter(*id))
     }
 
     /// How many wait for the key.
     pub fn length(&self, key: KeyRef<'_>) -> usize {
-        self.queue(key).map_or(0, Queue::len)
+        self.queue(key).map_or(0, |queue| queue.ids.len())
     }
 
-    /// The keys of a database that somebody waits for, longest wait first, each with the
-    /// time since which the first in line has waited, in microseconds since 1970.
-    pub fn contended_keys(&self, db: i32) -> impl Iterator<Item = (&KeyBuf, i64)> {
-        let all = WaiterId::all_behind(db);
-        self.firsts.range(all).filter_map(|(_, id)| {
-            let key = self.by_id.get(id)?;
-            Some((key, self.waiter(key.as_ref(), *id)?.since_us))
-        })
+    /// The keys of a database that somebody waits for, longest wait first as far as a look
+    /// shows, each with the first in line.
+    pub fn contended_keys(&self, db: i32) -> Vec<&Waiter> {
+        let name = b"".as_slice();
+        let first = KeyRef { db, name }.to_bytes();
+        let from_first = self
+            .by_key
+            .range::<[u8], _>((Bound::Included(first.as_slice()), Bound::Unbounded));
+        let of_db = from_first.take_while(|(key, _)| key.as_ref().db == db);
+        let looked_at = of_db.take(KEYS_LISTED_OF);
+        let firsts = looked_at.filter_map(|(_, queue)| self.waiter(*queue.ids.first()?));
+        let mut firsts: Vec<_> = firsts.collect();
+        firsts.sort_unstable_by_key(|first| first.id);
+        firsts
     }
 
     /// Since when the one has waited that has waited longest.
     pub fn longest_since_us(&self) -> Option<i64> {
-        let (id, key) = self.by_id.first_key_value()?;
-        Some(self.waiter(key.as_ref(), *id)?.since_us)
+        let (_, longest) = self.by_id.first_key_value()?;
+        Some(longest.since_us)
     }
 
     /// The next of the key's waiters that has not been found to wait for long.
     pub fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter> {
-        self.queue(key)?.next_not_slow()
+        let queue = self.queue(key)?;
+        let behind = queue.slow.map_or(Bound::Unbounded, Bound::Excluded);
+        self.waiter(*queue.ids.range((behind, Bound::Unbounded)).next()?)
     }
 
     /// Notes that this waiter, and all before it, have been found to wait for long.
     pub fn note_slow(&mut self, key: KeyRef<'_>, id: WaiterId) {
         if let Some(queue) = self.queue_mut(key) {
-            queue.note_slow(id);
+            queue.slow = Some(id);
         }
     }
 
@@ -370,8 +385,8 @@ impl WaitQueues {
         };
         let before_ms = queue.recheck_at_ms;
         if before_ms.is_none_or(|before_ms| at_ms < before_ms) {
-            let mut look = (at_ms, queue.first.key.clone());
             queue.recheck_at_ms = Some(at_ms);
+            let mut look = (at_ms, queue.key.clone());
             self.rechecks.insert(look.clone());
             if let Some(before_ms) = before_ms {
                 look.0 = before_ms;
@@ -428,14 +443,16 @@ impl WaitQueues {
 
 #[cfg(feature = "planted-faults")]
 impl WaitQueues {
-    fn forget_second(&mut self, key: KeyRef<'_>, first: WaiterId) {
-        let ids = self.waiters(key).map(|waiter| waiter.id);
+    fn forget_second(&mut self, first: WaiterId) {
+        let key = self.key_of(first).cloned();
+        let queue = key.as_ref().and_then(|key| self.by_key.get(key));
+        let ids = queue.into_iter().flat_map(|queue| &queue.ids).copied();
         let ids: Vec<WaiterId> = ids.take(2).collect();
         if let [one, second] = ids[..]
             && one == first
             && Fault::WaiterDropped.strikes()
         {
-            self.remove(key, second);
+            self.remove(second);
         }
     }
 }
@@ -444,19 +461,19 @@ impl WaitQueues {
 impl WaitQueues {
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
-        self.remove(key, self.first(key)?.id)
+        self.remove(self.first(key)?.id)
     }
 
     /// The first request for the lock all alone.
     pub(crate) fn first_exclusive(&self, key: KeyRef<'_>) -> Option<WaiterId> {
-        let mut waiters = self.queue(key)?.waiters();
+        let mut waiters = self.waiters(key);
         let first = waiters.find(|waiter| waiter.request.limit == Limit::EXCLUSIVE);
         first.map(|waiter| waiter.id)
     }
 
     /// Takes the waiter of this owner.
     pub(crate) fn take_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
-        self.remove(key, self.waiter_of(key, owner)?.id)
+        self.remove(self.waiter_of(key, owner)?.id)
     }
 
     /// Writes down what decides what will happen.
@@ -465,8 +482,8 @@ impl WaitQueues {
             let queue = self.queue(key.as_ref());
             form.flag(queue.is_some());
             let Some(queue) = queue else { continue };
-            form.count(queue.len());
-            for waiter in queue.waiters() {
+            form.count(queue.ids.len());
+            for waiter in self.waiters(key.as_ref()) {
                 form.waiter(Some(waiter.id));
                 let request = &waiter.request;
                 form.owner(&request.owner);
@@ -487,35 +504,26 @@ impl WaitQueues {
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let queues = || self.by_key.iter();
-        let waiters = || queues().flat_map(|(_, queue)| queue.waiters());
-        let rechecks: BTreeSet<_> = queues()
-            .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
-            .collect();
-        let firsts: BTreeSet<_> = queues()
-            .map(|(key, queue)| (key.db(), queue.first.id))
-            .collect();
-        self.rechecks == rechecks
-            && waiters().count() == self.by_id.len()
-            && firsts == self.firsts
-            && waiters().filter(|waiter| waiter.is_place()).count() == self.places
-            && self.agree_on_sessions()
-            && self.waits.agree(waiters())
-            && waiters().all(|waiter| self.by_id.get(&waiter.id) == Some(&waiter.key))
-            && queues().all(|(key, queue)| {
-                let all = || queue.waiters();
-                let is_in_order = all().map(|waiter| waiter.id).is_sorted();
-                let are_here = all().all(|waiter| waiter.key == *key);
-                is_in_order && are_here
-            })
-    }
-
-    fn agree_on_sessions(&self) -> bool {
-        let queues = self.by_key.iter();
-        let places = queues
-            .flat_map(|(_, queue)| queue.waiters())
-            .filter(|one| one.is_place());
-        let with_session = places.filter_map(|one| Some((one.request.session?, one.id)));
-        self.of_sessions == with_session.collect()
+        let waiters = || self.by_id.iter();
+        let rechecks =
+            queues().filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())));
+        let ids = queues().flat_map(|(key, queue)| queue.ids.iter().map(move |id| (*id, key)));
+        let by_owner = waiters().map(|(id, one)| ((&one.request.owner, &one.key), id));
+        let places = || waiters().filter(|(_, one)| one.is_place());
+        let sessions = places().filter_map(|(id, one)| Some((one.request.session?, *id)));
+        self.rechecks == rechecks.collect()
+            && ids.collect::<BTreeMap<_, _>>()
+                == waiters().map(|(id, one)| (*id, &one.key)).collect()
+            && queues().all(|(key, queue)| *key == queue.key && !queue.ids.is_empty())
+            && waiters().all(|(id, one)| *id == one.id)
+            && by_owner.collect::<BTreeMap<_, _>>()
+                == self
+                    .by_owner
+                    .iter()
+                    .map(|((owner, key), id)| ((owner, key), id))
+                    .collect()
+            && places().count() == self.places
+            && sessions.collect::<BTreeSet<_>>() == self.of_sessions
     }
 
     /// When a contended lock is looked at next.
@@ -523,7 +531,7 @@ impl WaitQueues {
         let queue = self.queue(key)?;
         let is_ahead = self.round.as_ref().is_some_and(|round| {
             let behind = (round.as_ref(), Bound::Unbounded);
-            RangeBounds::<KeyBuf>::contains(&behind, &queue.first.key)
+            RangeBounds::<KeyBuf>::contains(&behind, &queue.key)
         });
         match is_ahead {
             true => Some(0),

@@ -11,7 +11,7 @@ use crate::server::open_lock::Part;
 use redis_lock_core::error::LockError;
 use redis_lock_core::queue::Wait;
 use redis_lock_core::request::{AcquireRequest, Timeout};
-use redis_lock_core::table::{Acquired, Transition};
+use redis_lock_core::table::Acquired;
 
 /// How long a request would wait, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) fn acquire(
     let asker = request.owner.clone();
     let part = Part::Whole(Some(&asker));
     let acquired = run(key, part, may_grant, |step| {
-        let wait = wait(ctx, step, patience);
+        let wait = wait(ctx, step.now.steady_ms, patience);
         step.acquire(request, wait)
     });
     if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
@@ -68,14 +68,13 @@ pub(crate) fn acquire(
     acquired
 }
 
-fn wait(ctx: &Context, step: &mut Transition<'_>, patience: Patience<'_>) -> Option<Wait> {
-    let now_ms = step.now.steady_ms;
+fn wait(ctx: &Context, now_ms: i64, patience: Patience<'_>) -> Option<Wait> {
     let (until_ms, channel) = match patience {
         Patience::None => return None,
         Patience::Block(timeout) => (timeout.end_ms(now_ms), None),
         Patience::Queue(place) => {
             let until_ms = now_ms.saturating_add(place.ms);
-            (Some(until_ms), Some(step.channel(place.channel)))
+            (Some(until_ms), Some(place.channel.into()))
         }
     };
     Some(Wait {

@@ -49,7 +49,7 @@ fn id_of(waiter: Option<&Waiter>) -> Option<WaiterId> {
 fn nothing_is_left_of_a_line_in_which_nobody_waits() {
     type Leave = fn(&mut WaitQueues, WaiterId) -> Option<Waiter>;
     let ways: [Leave; 3] = [
-        |queues, id| queues.remove(KEY, id),
+        |queues, id| queues.remove(id),
         |queues, _| queues.take_first(KEY),
         |queues, _| queues.take_of(KEY, &owner("a")),
     ];
@@ -59,27 +59,12 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
         queues.note_slow(KEY, id);
         queues.recheck_by(KEY, 5);
         assert_eq!(leave(&mut queues, id).unwrap().id, id);
-        assert!(queues.is_empty() && queues.by_id.is_empty() && queues.firsts.is_empty());
-        assert_eq!((queues.waits.len(), queues.rechecks.len()), (0, 0));
+        assert!(queues.is_empty() && queues.by_id.is_empty());
+        assert!(queues.by_owner.is_empty() && queues.rechecks.is_empty());
         // A new line does not inherit the plans of the old one.
         wait(&mut queues, KEY, "a");
         assert_eq!(queues.next_recheck_ms(), None);
     }
-}
-
-#[test]
-fn who_stands_behind_another_is_not_gone_through_to_find_contended_keys() {
-    let mut queues = WaitQueues::default();
-    for n in 0..1000 {
-        wait(&mut queues, KEY, &n.to_string());
-    }
-    wait(&mut queues, OTHER, "a");
-    assert_eq!(queues.firsts.len(), 2);
-    assert_eq!(queues.contended_keys(0).count(), 2);
-    while queues.take_first(KEY).is_some() {
-        assert!(queues.agree());
-    }
-    assert_eq!(queues.firsts.len(), 1);
 }
 
 #[test]
@@ -94,7 +79,7 @@ fn a_round_looks_at_each_key_once_and_leaves_its_plan() {
     assert_eq!(queues.take_next_of_round(), Some(keys[0].into()));
     wait(&mut queues, key(0, b"0"), "a");
     wait(&mut queues, key(0, b"c"), "a");
-    queues.remove(keys[1], queues.first(keys[1]).unwrap().id);
+    queues.remove(queues.first(keys[1]).unwrap().id);
     assert_eq!(queues.take_next_of_round(), Some(key(0, b"c").into()));
     assert_eq!(queues.take_next_of_round(), Some(keys[2].into()));
     assert!(queues.is_in_round());
@@ -111,7 +96,7 @@ enum Step {
         who: usize,
         asks: Asks,
     },
-    Remove(usize, prop::sample::Index),
+    Remove(prop::sample::Index),
     TakeFirst(usize),
     TakeOf(usize, usize),
     /// The next one is found to have waited for long.
@@ -142,8 +127,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     });
     let step = prop_oneof![
         8 => (key(), who(), asks).prop_map(|(key, who, asks)| Step::Wait { key, who, asks }),
-        3 => (key(), any::<prop::sample::Index>())
-            .prop_map(|(key, pushed)| Step::Remove(key, pushed)),
+        3 => any::<prop::sample::Index>().prop_map(Step::Remove),
         2 => key().prop_map(Step::TakeFirst),
         2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf(key, who)),
         2 => key().prop_map(Step::NoteSlow),
@@ -273,7 +257,7 @@ impl Model {
                         since_us,
                         ..later
                     };
-                    let was = queues.take_over(KEYS[key], id, later.request(), later.wait());
+                    let was = queues.take_over(id, later.request(), later.wait());
                     prop_assert!(is_same(was.as_ref(), Some(earlier)));
                     let mut waiting = self.waiting.iter_mut();
                     *waiting.find(|one| **one == earlier).unwrap() = later;
@@ -285,11 +269,11 @@ impl Model {
                 self.waiting.push(later);
             }
             Step::Remove(..) if ids.is_empty() => {}
-            Step::Remove(key, pushed) => {
+            Step::Remove(pushed) => {
                 let id = *pushed.get(ids);
-                let mut line = self.line(key).into_iter();
-                let expected = line.find(|waiting| waiting.id == id);
-                prop_assert!(is_same(queues.remove(KEYS[key], id).as_ref(), expected));
+                let mut all = self.waiting.iter();
+                let expected = all.find(|waiting| waiting.id == id).copied();
+                prop_assert!(is_same(queues.remove(id).as_ref(), expected));
                 self.take(expected);
             }
             Step::TakeFirst(key) => {
@@ -369,14 +353,9 @@ impl Model {
                 .waiting
                 .iter()
                 .filter(|one| KEYS[one.key].db == db && self.line(one.key).first() == Some(*one));
-            let expected = firsts.map(|first| (KeyBuf::from(KEYS[first.key]), first.since_us));
-            let listed = queues.contended_keys(db);
-            prop_assert!(
-                listed.eq(expected
-                    .collect::<Vec<_>>()
-                    .iter()
-                    .map(|(key, us)| (key, *us)))
-            );
+            let expected: Vec<_> = firsts.map(|first| first.id).collect();
+            let listed = queues.contended_keys(db).into_iter();
+            prop_assert_eq!(listed.map(|first| first.id).collect::<Vec<_>>(), expected);
         }
         for (who, name) in OWNERS.iter().enumerate() {
             let keys = (0..KEYS.len()).filter(|&key| self.of(key, who).is_some());

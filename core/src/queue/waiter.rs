@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::{AcquireRequest, ClientId, Lease, Limit, Owner};
+use crate::request::{AcquireRequest, ClientId, Lease, Owner};
 
 /// The channel on which the end of a place is published. Cheap to clone.
 pub type Channel = Rc<[u8]>;
@@ -70,10 +70,6 @@ impl Waiter {
         self.is_place()
             && (self.wait.until_ms.is_some_and(is_late)
                 || self.request.session.is_some_and(has_ended))
-    }
-
-    pub(super) fn is_exclusive(&self) -> bool {
-        self.request.limit == Limit::EXCLUSIVE
     }
 
     /// To whom its end is told.

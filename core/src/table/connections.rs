@@ -243,18 +243,17 @@ impl LockTable {
         if leave == WaitEnd::TimeUp && Fault::WaiterKept.planted() {
             return None;
         }
-        let key = self.queues.key_of(id)?.clone();
+        let waiter = self.take_out(id, now_ms)?;
         match leave {
             WaitEnd::TimeUp => self.metrics.wait_timeouts += 1,
             WaitEnd::Gone => self.metrics.waits_abandoned += 1,
         }
-        let waiter = self.take_out(key.as_ref(), id, now_ms)?;
         Some((waiter.addressee(), Answer::NotGranted))
     }
 
     /// Takes a waiter from its queue, and its time-out with it.
-    pub(super) fn remove_waiter(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.queues.remove(key, id)?;
+    pub(super) fn remove_waiter(&mut self, id: WaiterId) -> Option<Waiter> {
+        let waiter = self.queues.remove(id)?;
         self.forget_time_out(&waiter);
         Some(waiter)
     }
@@ -266,17 +265,11 @@ impl LockTable {
     }
 
     /// Removes a waiter that will not be served.
-    pub(super) fn take_out(
-        &mut self,
-        key: KeyRef<'_>,
-        id: WaiterId,
-        now_ms: i64,
-    ) -> Option<Waiter> {
-        let first = self.queues.first(key);
-        let was_first = first.is_some_and(|first| first.id == id);
-        let waiter = self.remove_waiter(key, id)?;
+    pub(super) fn take_out(&mut self, id: WaiterId, now_ms: i64) -> Option<Waiter> {
+        let waiter = self.remove_waiter(id)?;
+        let key = waiter.key.as_ref();
         // The one behind a writer may be a reader among readers.
-        if was_first {
+        if self.queues.first(key).is_some_and(|next| id < next.id) {
             self.queues.recheck_by(key, now_ms);
         }
         Some(waiter)

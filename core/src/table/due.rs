@@ -275,7 +275,7 @@ impl LockTable {
         let mut step = Step::default();
         while step.answers.len() < bound(GRANTS_A_STEP)
             && let Some(id) = self.queues.first(key).map(|first| first.id)
-            && let Some(waiter) = self.remove_waiter(key, id)
+            && let Some(waiter) = self.remove_waiter(id)
         {
             self.metrics.waits_refused += 1;
             let answer = Answer::Refused(error.clone());
@@ -367,19 +367,8 @@ impl LockTable {
         at_ms - at_ms % REGULAR_RECHECKS_TOGETHER_MS
     }
 
-    /// What is certain of another lock, without what is over. If that is news, the lock is
-    /// looked at soon.
+    /// What is certain of another lock, without what is over.
     pub(super) fn certain(&mut self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> Lock {
-        let is_same = |seen: &Lock| {
-            let owners = |lock: &Lock| {
-                let owners = lock.holders().iter().map(|holder| holder.owner.clone());
-                owners.collect::<Vec<_>>()
-            };
-            owners(seen) == owners(&lock)
-        };
-        if !self.queues.seen(key).is_some_and(is_same) {
-            self.queues.recheck_by(key, now.ms());
-        }
         self.end_gone_on(key, &lock);
         self.end_in_view(key, &mut lock, now);
         lock

@@ -61,7 +61,8 @@ impl Transition<'_> {
         let token = grant.token;
         if grant.was_held {
             self.table.metrics.reentries += 1;
-            self.claim(&request.owner, token);
+            self.table
+                .claim(self.key, &request.owner, token, self.now.ms());
         } else {
             self.table.metrics.grants_immediate += 1;
         }
@@ -219,7 +220,7 @@ impl Transition<'_> {
             #[cfg(feature = "planted-faults")]
             let earlier = earlier.filter(|_| !Fault::EarlierServed.planted());
             if let Some((id, _)) = earlier
-                && let Some(earlier) = self.table.remove_waiter(self.key, id)
+                && let Some(earlier) = self.table.remove_waiter(id)
             {
                 self.supersede(earlier.addressee(), wait.as_ref());
             }
@@ -297,7 +298,7 @@ impl Transition<'_> {
     /// Has a place told that it is granted the lock. If nobody hears that, nothing is
     /// granted, and the place is gone.
     fn say_and_serve(&mut self, id: WaiterId, token: FencingToken) {
-        let waiter = self.table.queues.waiter(self.key, id);
+        let waiter = self.table.queues.waiter(id);
         let Some(Addressee::Place(mut place)) = waiter.map(Waiter::addressee) else {
             return;
         };
@@ -315,7 +316,7 @@ impl Transition<'_> {
 
     /// Takes a waiter and serves it. It may have been told already.
     fn serve_waiter(&mut self, id: WaiterId, is_told: bool) {
-        if let Some(waiter) = self.table.remove_waiter(self.key, id) {
+        if let Some(waiter) = self.table.remove_waiter(id) {
             self.serve(waiter, is_told);
         }
     }
@@ -337,7 +338,7 @@ impl Transition<'_> {
         #[cfg(feature = "planted-faults")]
         let limit = Fault::NewcomersLimitIgnored.instead(limit, || Limit::SHARED);
         let is_admitted = !self.has_done_enough() && self.admits(limit);
-        is_admitted.then(|| self.table.queues.waiter(self.key, id))?
+        is_admitted.then(|| self.table.queues.waiter(id))?
     }
 
     /// Ends places in front that are over, as far as there is time for it. Their owners are

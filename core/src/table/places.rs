@@ -26,7 +26,7 @@ impl Transition<'_> {
         if self.table.is_over(earlier, self.now.steady_ms) {
             match channel == earlier.wait.channel.as_ref() {
                 true => {
-                    let ended = self.table.take_out(key, id, now_ms);
+                    let ended = self.table.take_out(id, now_ms);
                     let told = ended.map(|ended| (ended.addressee(), Answer::NotGranted));
                     self.replaced.extend(told);
                 }
@@ -90,7 +90,7 @@ impl Transition<'_> {
 
     /// Why a wait ends that is over or given up.
     pub(super) fn why_it_ends(&self, id: WaiterId) -> WaitEnd {
-        let waiter = self.table.queues.waiter(self.key, id);
+        let waiter = self.table.queues.waiter(id);
         let until_ms = waiter.and_then(|waiter| waiter.wait.until_ms);
         match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
             true => WaitEnd::TimeUp,
@@ -101,7 +101,7 @@ impl Transition<'_> {
     /// Nobody listens to the channel of this place.
     pub(super) fn place_unheard(&mut self, id: WaiterId) {
         self.table.metrics.places_unheard += 1;
-        self.table.take_out(self.key, id, self.now.ms());
+        self.table.take_out(id, self.now.ms());
     }
 
     /// Whether the lock could go to a place now. Others can't be kept waiting for it:
@@ -120,11 +120,6 @@ impl Transition<'_> {
         let claim_ms = settings.claim_timeout_ms.saturating_add(acks_ms);
         let unclaimed = Lease::from_ms(claim_ms).unwrap_or(Lease::LONGEST);
         asked.min(settings.max_lease).min(unclaimed)
-    }
-
-    /// As [`LockTable::claim`], for this lock.
-    pub(super) fn claim(&mut self, owner: &Owner, token: FencingToken) {
-        self.table.claim(self.key, owner, token, self.now.ms());
     }
 }
 
@@ -184,11 +179,10 @@ impl LockTable {
             }
         }
         while answers.len() < at_most
-            && let Some(place) = self.queues.any_place()
+            && let Some(id) = self.queues.any_place()
         {
-            let (id, key) = (place.id, place.key.clone());
             self.metrics.waits_refused += 1;
-            let refused = self.remove_waiter(key.as_ref(), id);
+            let refused = self.remove_waiter(id);
             let told = refused.map(|place| (place.addressee(), Answer::Refused(why.clone())));
             answers.extend(told);
         }

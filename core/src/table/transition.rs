@@ -9,7 +9,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, Channel, WaiterId};
+use crate::queue::{Addressee, WaiterId};
 use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -93,11 +93,6 @@ impl<'t> Transition<'t> {
         expired.iter().for_each(|_| self.count_expired());
     }
 
-    /// This channel, shared with whoever named it last.
-    pub fn channel(&mut self, name: &[u8]) -> Channel {
-        self.table.queues.channel(name)
-    }
-
     /// Gives holds back.
     pub fn release(&mut self, request: &ReleaseRequest) -> Result<Released, LockError> {
         let held = self.lock.holder(&request.owner).cloned();
@@ -137,7 +132,7 @@ impl<'t> Transition<'t> {
             self.table.metrics.tokens_refused += u64::from(is_holder);
             return Ok(false);
         };
-        self.claim(owner, token);
+        self.table.claim(self.key, owner, token, now.ms());
         let bound = self.binding_to_count(owner);
         let (sessions, lease) = (&mut self.table.sessions, request.lease);
         if !sessions.is_empty() {

@@ -141,10 +141,10 @@ impl LockTable {
     /// The locks of a database that somebody waits for, longest wait first.
     pub fn contended(&self, db: i32, now: Now) -> impl Iterator<Item = ContendedView> {
         let keys = self.queues.contended_keys(db);
-        keys.map(move |(key, since_us)| ContendedView {
-            key: key.clone(),
-            waiting: self.queues.length(key.as_ref()),
-            waited_ms: waited_ms(since_us, now),
+        keys.into_iter().map(move |first| ContendedView {
+            key: first.key.clone(),
+            waiting: self.queues.length(first.key.as_ref()),
+            waited_ms: waited_ms(first.since_us, now),
         })
     }
 

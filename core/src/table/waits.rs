@@ -46,12 +46,12 @@ impl Transition<'_> {
         wait: Wait,
     ) -> Result<WaiterId, LockError> {
         let queues = &self.table.queues;
-        let was_place = queues.waiter(self.key, id).is_some_and(Waiter::is_place);
+        let was_place = queues.waiter(id).is_some_and(Waiter::is_place);
         if wait.is_for_place() && !was_place {
             self.check_room(true, 1, 0)?;
         }
         let later = wait.clone();
-        if let Some(earlier) = self.table.queues.take_over(self.key, id, request, wait) {
+        if let Some(earlier) = self.table.queues.take_over(id, request, wait) {
             self.table.forget_time_out(&earlier);
             self.supersede(earlier.addressee(), Some(&later));
         }
@@ -61,7 +61,7 @@ impl Transition<'_> {
 
     fn push(&mut self, request: AcquireRequest, wait: Wait) -> Result<WaiterId, LockError> {
         let earlier = self.earlier.map(|(id, _)| id);
-        let earlier = earlier.and_then(|id| self.table.queues.waiter(self.key, id));
+        let earlier = earlier.and_then(|id| self.table.queues.waiter(id));
         let earlier = earlier.map(|earlier| (earlier.id, earlier.is_place()));
         let (leaves, is_place) = (usize::from(earlier.is_some()), wait.is_for_place());
         let leaves_place = usize::from(earlier.is_some_and(|(_, is_place)| is_place));
@@ -69,7 +69,7 @@ impl Transition<'_> {
         self.check_room(is_place, leaves, leaves_place)?;
         let now_ms = self.now.ms();
         if let Some((id, _)) = earlier
-            && let Some(earlier) = self.table.take_out(self.key, id, now_ms)
+            && let Some(earlier) = self.table.take_out(id, now_ms)
         {
             self.supersede(earlier.addressee(), Some(&wait));
         }
@@ -127,12 +127,12 @@ impl Transition<'_> {
     pub(super) fn check_wait(&mut self, id: WaiterId) {
         // Who can have the lock now waits for nobody.
         self.hand_off();
-        let Some(waiter) = self.table.queues.waiter(self.key, id) else {
+        let Some(waiter) = self.table.queues.waiter(id) else {
             return;
         };
         let request = waiter.request.clone();
         if let Err(error) = self.look_for_cycle(&request, Some(id), true)
-            && let Some(waiter) = self.table.remove_waiter(self.key, id)
+            && let Some(waiter) = self.table.remove_waiter(id)
         {
             let answer = Answer::Refused(error);
             self.step.answers.push((waiter.addressee(), answer));
