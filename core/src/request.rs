@@ -24,7 +24,7 @@ pub const RESERVED_PREFIX: u8 = b'@';
 ///
 /// Names of one program mostly begin alike, so they are compared by their hashes first, and
 /// that is the order in which owners are kept.
-#[derive(Clone, Eq, PartialOrd, Ord)]
+#[derive(Clone, Default, Eq, PartialOrd, Ord)]
 pub struct Owner {
     hash: u64,
     name: Rc<[u8]>,

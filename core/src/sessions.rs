@@ -30,8 +30,8 @@ use crate::token::FencingToken;
 /// come late without harm.
 const RENEWALS_A_LEASE: i64 = 3;
 
-/// An owner's holds on a lock.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// An owner's holds on a lock. The default comes before all others in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldId {
     /// The lock.
     pub key: KeyBuf,
@@ -98,14 +98,9 @@ impl Binding {
     /// Another lease is kept up from now on.
     pub fn set_lease(&mut self, lease: Lease, now_ms: i64) {
         self.lease = lease;
-        self.kept(now_ms);
+        self.kept_until_ms = lease.end_ms(now_ms);
         self.is_claimed = true;
         self.renew_at_ms = renew_at_ms(lease, now_ms);
-    }
-
-    /// The holds were kept up, and last for their whole lease again.
-    pub fn kept(&mut self, now_ms: i64) {
-        self.kept_until_ms = self.lease.end_ms(now_ms);
     }
 
     /// The grant is unclaimed: nothing keeps it up.
@@ -131,7 +126,7 @@ impl Binding {
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
     bindings: BTreeMap<HoldId, Binding>,
-    by_client: BTreeMap<ClientId, BTreeSet<HoldId>>,
+    by_client: BTreeSet<(ClientId, HoldId)>,
     renewals: BTreeSet<(i64, HoldId)>,
 }
 
@@ -144,11 +139,6 @@ impl Sessions {
     /// How many holds are bound.
     pub fn len(&self) -> usize {
         self.bindings.len()
-    }
-
-    /// How many connections there are to which anything is bound.
-    pub fn clients(&self) -> usize {
-        self.by_client.len()
     }
 
     fn hold(&self, key: KeyRef<'_>, owner: &Owner) -> Option<HoldId> {
@@ -171,7 +161,9 @@ impl Sessions {
         if Fault::SessionOutlived.planted() {
             return None;
         }
-        self.by_client.get(&client)?.first()
+        let mut from_first = self.by_client.range((client, HoldId::default())..);
+        let (of_client, hold) = from_first.next()?;
+        (*of_client == client).then_some(hold)
     }
 
     /// Unties these holds from connections that have ended. Returns what bound them, if none
@@ -202,33 +194,25 @@ impl Sessions {
         token: FencingToken,
         was_plain: bool,
     ) {
-        let SessionToBe {
-            client,
-            lease,
-            end_ms,
-        } = session;
-        let mut kept_until_ms = end_ms;
+        let (client, lease) = (session.client, session.lease);
         let old = self.remove(&hold).filter(|old| old.token == token);
-        if let Some(old) = &old {
-            kept_until_ms = kept_until_ms.max(old.kept_until_ms);
+        let mut binding = old.unwrap_or_else(|| Binding {
+            clients: SmallVec::new(),
+            told_elsewhere: was_plain,
+            token,
+            lease,
+            kept_until_ms: session.end_ms,
+            counts_from: 0,
+            is_claimed: false,
+            renew_at_ms: session.end_ms,
+        });
+        // A longer lease is kept up as was planned.
+        if !binding.is_claimed || binding.lease <= lease {
+            binding.lease = lease;
+            binding.is_claimed = true;
+            binding.renew_at_ms = renew_at_ms(lease, session.end_ms.saturating_sub(lease.ms()));
         }
-        let old_counts_from = old.as_ref().map_or(0, |old| old.counts_from);
-        let mut binding = match old {
-            // The longer lease is kept up as was planned: re-entry by a shorter
-            // one did not prolong it.
-            Some(old) if old.is_claimed && old.lease > lease => old,
-            old => Binding {
-                told_elsewhere: old.as_ref().map_or(was_plain, |old| old.told_elsewhere),
-                clients: old.map(|old| old.clients).unwrap_or_default(),
-                token,
-                lease,
-                kept_until_ms,
-                counts_from: old_counts_from,
-                is_claimed: true,
-                renew_at_ms: renew_at_ms(lease, end_ms.saturating_sub(lease.ms())),
-            },
-        };
-        binding.kept_until_ms = kept_until_ms;
+        binding.last_until(session.end_ms);
         binding.clients.retain(|other| *other != client);
         #[cfg(feature = "planted-faults")]
         if Fault::TieMoved.planted() {
@@ -268,7 +252,7 @@ impl Sessions {
 
     /// Forgets some holds that are bound. Returns the clients to which they were.
     pub fn forget_any(&mut self) -> Option<SmallVec<[ClientId; 1]>> {
-        let hold = self.by_client.values().next()?.first()?.clone();
+        let (_, hold) = self.by_client.first()?.clone();
         Some(self.remove(&hold)?.clients)
     }
 
@@ -297,8 +281,7 @@ impl Sessions {
 
     fn insert(&mut self, hold: HoldId, binding: Binding) {
         for client in &binding.clients {
-            let of_client = self.by_client.entry(*client).or_default();
-            of_client.insert(hold.clone());
+            self.by_client.insert((*client, hold.clone()));
         }
         self.renewals.insert((binding.renew_at_ms, hold.clone()));
         self.bindings.insert(hold, binding);
@@ -307,12 +290,7 @@ impl Sessions {
     fn remove(&mut self, hold: &HoldId) -> Option<Binding> {
         let (hold, binding) = self.bindings.remove_entry(hold)?;
         for client in &binding.clients {
-            if let Some(of_client) = self.by_client.get_mut(client) {
-                of_client.remove(&hold);
-                if of_client.is_empty() {
-                    self.by_client.remove(client);
-                }
-            }
+            self.by_client.remove(&(*client, hold.clone()));
         }
         self.renewals.remove(&(binding.renew_at_ms, hold));
         Some(binding)
@@ -349,16 +327,16 @@ impl Sessions {
         let renewals: BTreeSet<_> = bindings()
             .map(|(hold, binding)| (binding.renew_at_ms, hold.clone()))
             .collect();
-        let by_client = self.by_client.iter();
-        let by_client: BTreeSet<_> = by_client
-            .flat_map(|(client, holds)| holds.iter().map(move |hold| (*client, hold)))
-            .collect();
         let ties: BTreeSet<_> = bindings()
-            .flat_map(|(hold, binding)| binding.clients.iter().map(move |client| (*client, hold)))
+            .flat_map(|(hold, binding)| {
+                binding
+                    .clients
+                    .iter()
+                    .map(move |client| (*client, hold.clone()))
+            })
             .collect();
         renewals == self.renewals
-            && by_client == ties
-            && self.by_client.values().all(|holds| !holds.is_empty())
+            && self.by_client == ties
             && bindings().all(|(_, binding)| !binding.clients.is_empty())
     }
 }

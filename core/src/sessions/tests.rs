@@ -307,7 +307,7 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
     assert_eq!(kept_until(&sessions), 1300);
     sessions.take_due(1100).unwrap();
     assert_eq!(kept_until(&sessions), 1300);
-    change(&mut sessions, "a", 7, |bound| bound.kept(1100));
+    change(&mut sessions, "a", 7, |bound| bound.last_until(1400));
     assert_eq!(kept_until(&sessions), 1400);
     change(&mut sessions, "a", 7, |bound| {
         bound.set_lease(lease(50), 1200)
@@ -325,7 +325,7 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
     change(&mut sessions, "a", 7, |bound| bound.last_until(2000));
     assert_eq!(kept_until(&sessions), 2000);
     // Whoever is not bound has nothing to keep.
-    change(&mut sessions, "b", 7, |bound| bound.kept(1100));
+    change(&mut sessions, "b", 7, |bound| bound.last_until(1400));
     assert_eq!(sessions.len(), 1);
 }
 

@@ -11,7 +11,7 @@ use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::{ClientId, Owner};
+use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
 
@@ -92,48 +92,45 @@ impl Transition<'_> {
         self.step.withheld = Some(id);
     }
 
-    /// What binds this owner's holds, if a new lease of theirs has to be acknowledged
-    /// before it counts.
-    pub(super) fn binding_to_count(&self, owner: &Owner) -> Option<Binding> {
-        self.table.settings.acks?;
-        #[cfg(feature = "planted-faults")]
-        if Fault::RenewalNotCovered.planted() {
-            return None;
-        }
-        self.table.sessions.binding_of(self.key, owner)
-    }
-
-    /// Has a lease that is longer than before count once it is acknowledged; a shorter
-    /// one counts at once. Where it is set, those before it that wait count no more: they may
-    /// end later.
-    pub(super) fn count_when_acknowledged(
+    /// The lease of holds that are bound to a connection lasts until then: at once, or, where
+    /// that is later than before and has to be acknowledged, once it is. Where another lease is
+    /// to be kept up from now on, those that wait count no more: they may end later.
+    pub(super) fn lease_lasts(
         &mut self,
         owner: &Owner,
-        before: Option<Binding>,
-        is_set: bool,
+        token: FencingToken,
+        until_ms: i64,
+        kept_up: Option<Lease>,
     ) {
-        let Some(before) = before else { return };
-        let (table, hold) = (&mut *self.table, HoldId::new(self.key, owner));
-        let bound = table.sessions.binding(&hold);
-        let Some(bound) = bound.filter(|bound| bound.token == before.token) else {
+        let table = &mut *self.table;
+        if table.sessions.is_empty() {
             return;
-        };
-        let next_serial = table.acks.next_serial();
-        let until_ms = bound.kept_until_ms;
-        let counts_now_ms = until_ms.min(before.kept_until_ms);
-        let (token, sessions) = (bound.token, &mut table.sessions);
-        sessions.change(&hold, Some(token), |bound| {
-            bound.kept_until_ms = counts_now_ms;
-            if is_set {
+        }
+        let waits = table.settings.acks.is_some();
+        #[cfg(feature = "planted-faults")]
+        let waits = waits && !Fault::RenewalNotCovered.planted();
+        let (hold, now_ms) = (HoldId::new(self.key, owner), self.now.ms());
+        let (next_serial, mut later_ms) = (table.acks.next_serial(), None);
+        table.sessions.change(&hold, Some(token), |bound| {
+            let before_ms = bound.kept_until_ms;
+            bound.last_until(until_ms);
+            if let Some(lease) = kept_up {
+                bound.set_lease(lease, now_ms);
                 bound.counts_from = next_serial;
             }
+            if waits && bound.kept_until_ms > before_ms {
+                later_ms = Some(bound.kept_until_ms);
+                bound.kept_until_ms = before_ms;
+            }
         });
-        if until_ms > counts_now_ms {
-            let lease = Pending::Lease(hold.clone(), token, until_ms);
+        if let Some(later_ms) = later_ms {
+            let lease = Pending::Lease(hold.clone(), token, later_ms);
             table.acks.withhold(lease);
             self.step.stream_goes_on = true;
         }
-        table.look_before_it_ends(&hold, self.now.ms());
+        if waits {
+            table.look_before_it_ends(&hold, token, now_ms);
+        }
     }
 }
 
@@ -228,16 +225,18 @@ impl LockTable {
 
     /// Plans a look at holds before the last lease that counts is over. Where it is about
     /// to be, their connection is closed.
-    pub(super) fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
+    pub(super) fn look_before_it_ends(&mut self, hold: &HoldId, token: FencingToken, now_ms: i64) {
         let bound = self.sessions.binding(hold);
-        let Some(bound) = bound else { return };
+        let Some(bound) = bound.filter(|bound| bound.token == token) else {
+            return;
+        };
         // A lease may be shorter than that.
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
             self.to_close.extend(bound.clients.iter().copied());
         } else if last_ms < bound.renew_at_ms {
-            let (token, sessions) = (Some(bound.token), &mut self.sessions);
-            sessions.change(hold, token, |bound| bound.renew_at_ms = last_ms);
+            let plan = |bound: &mut Binding| bound.renew_at_ms = last_ms;
+            self.sessions.change(hold, Some(token), plan);
         }
     }
 }

@@ -185,7 +185,7 @@ impl LockTable {
         if self.unclaimed.contains_key(&token) {
             sessions.change(&hold, Some(token), Binding::leave_unclaimed);
         } else if self.settings.acks.is_some() {
-            self.look_before_it_ends(&hold, now_ms);
+            self.look_before_it_ends(&hold, token, now_ms);
         }
     }
 

@@ -18,11 +18,9 @@ pub const REFUSED_RETRY_MS: i64 = 10;
 /// be kept up, or nobody has acknowledged it.
 pub(super) const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
 
-/// How many connections are closed in a millisecond, at the least.
+/// How many bound holds are looked at, and their connections closed, in a millisecond, at the
+/// least.
 const CLOSED_A_MS: usize = 20;
-
-/// How many bound holds are looked at in a millisecond, at the least.
-const LOOKED_AT_A_MS: usize = 200;
 
 /// How soon to look again at a key that another node of the cluster serves. The
 /// server does not tell when a slot stays or comes back.
@@ -102,19 +100,17 @@ impl Transition<'_> {
         // It may have been set since the last renewal.
         let lease = binding.lease.min(self.table.settings.max_lease);
         let kept = self.lock.keep(owner, token, lease, now, effects);
-        let bound = self.binding_to_count(owner);
-        let sessions = &mut self.table.sessions;
         if kept {
             let is_set = lease < binding.lease;
-            let hold = HoldId::new(key, owner);
-            sessions.change(&hold, Some(token), |bound| match is_set {
-                true => bound.set_lease(lease, now.ms()),
-                false => bound.kept(now.ms()),
-            });
-            self.count_when_acknowledged(owner, bound, is_set);
+            self.lease_lasts(
+                owner,
+                token,
+                lease.end_ms(now.ms()),
+                is_set.then_some(lease),
+            );
         } else {
             // Before the hand-off, which may bind the owner's next holds.
-            sessions.unbind(key, owner);
+            self.table.sessions.unbind(key, owner);
             if binding.kept_until_ms <= now.ms() {
                 self.table.to_close.extend(binding.clients);
             }
@@ -241,9 +237,7 @@ impl LockTable {
     /// How long before the end of a lease that could not be kept up its connection is
     /// closed. That of others may have to be closed at the same time.
     fn closed_before_ms(&self, lease: Lease) -> i64 {
-        let (clients, holds) = (self.sessions.clients(), self.sessions.len());
-        let crowd_ms = clients / CLOSED_A_MS + holds / LOOKED_AT_A_MS;
-        let crowd_ms = i64::try_from(crowd_ms).unwrap_or(i64::MAX);
+        let crowd_ms = i64::try_from(self.sessions.len() / CLOSED_A_MS).unwrap_or(i64::MAX);
         CLOSED_BEFORE_MS + crowd_ms.min(lease.ms() / 2)
     }
 

@@ -11,7 +11,7 @@ use crate::outbox::Out;
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
-use crate::sessions::{HoldId, SessionToBe};
+use crate::sessions::SessionToBe;
 use crate::token::FencingToken;
 
 /// A grant of this step.
@@ -152,7 +152,6 @@ impl Transition<'_> {
             self.step.events.push(LockEvent::Acquired);
         }
         let (owner, now_ms) = (&request.owner, self.now.ms());
-        let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
         if let Some(client) = request.session
             && let Some(old) = sessions.binding_of(self.key, owner)
@@ -165,12 +164,7 @@ impl Transition<'_> {
             }
             sessions.unbind(self.key, owner);
         }
-        let end_ms = request.lease.end_ms(now_ms);
-        if !sessions.is_empty() {
-            let hold = HoldId::new(self.key, owner);
-            sessions.change(&hold, granted, |bound| bound.last_until(end_ms));
-        }
-        self.count_when_acknowledged(owner, bound, false);
+        self.lease_lasts(owner, token, request.lease.end_ms(now_ms), None);
         Ok(Some(Grant {
             token,
             before: before.unwrap_or(held),

@@ -133,13 +133,8 @@ impl<'t> Transition<'t> {
             return Ok(false);
         };
         self.table.claim(self.key, owner, token, now.ms());
-        let bound = self.binding_to_count(owner);
-        let (sessions, lease) = (&mut self.table.sessions, request.lease);
-        if !sessions.is_empty() {
-            let hold = HoldId::new(self.key, owner);
-            sessions.change(&hold, Some(token), |bound| bound.set_lease(lease, now.ms()));
-        }
-        self.count_when_acknowledged(owner, bound, true);
+        let lease = request.lease;
+        self.lease_lasts(owner, token, lease.end_ms(now.ms()), Some(lease));
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
             None => {
