@@ -12,7 +12,7 @@
 //! particular: any of them may give one back. So a wait counts only if every
 //! holder must be gone before it can end.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::WAITS_LOOKED_AT;
 use crate::cycle::WaitEdge;
@@ -72,16 +72,24 @@ impl<'g> Graph<'g> {
                 .has_exclusive_before(wait.key, wait.owner, wait.position)
     }
 
-    /// The wait of an owner for this key, unless it is over.
-    fn wait_of<'w>(self, owner: &'w Owner, key: &'w KeyBuf) -> Option<WaitFor<'w>> {
-        let key = key.as_ref();
-        let waiter = self.queues.waiter_of(key, owner)?;
-        if waiter.is_over(self.steady_ms, self.ended) {
-            return None;
-        }
-        Some(WaitFor {
-            owner,
-            key,
+    /// Who has to let go of this lock before the wait can end, where every holder has to.
+    fn blockers(self, wait: WaitFor<'g>) -> impl Iterator<Item = &'g Owner> {
+        // Who holds the lock already is served as soon as anybody is.
+        let waits_for_all = |lock: &&Lock| {
+            lock.holder(wait.owner).is_none() && self.every_holder_must_go(wait, lock)
+        };
+        let lock = self.lock(wait.key).filter(waits_for_all);
+        let holders = lock.into_iter().flat_map(Lock::holders);
+        holders.map(|holder| &holder.owner)
+    }
+
+    /// The waits of this owner that are not over.
+    fn waits_of(self, owner: &'g Owner) -> impl Iterator<Item = WaitFor<'g>> {
+        let waiters = self.queues.waits_of(owner);
+        let waiters = waiters.filter(move |one| !one.is_over(self.steady_ms, self.ended));
+        waiters.map(|waiter| WaitFor {
+            owner: &waiter.request.owner,
+            key: waiter.key.as_ref(),
             limit: waiter.request.limit,
             position: Some(waiter.id),
         })
@@ -89,25 +97,28 @@ impl<'g> Graph<'g> {
 
     /// The cycle that this wait closes, if a look shows one. Its first edge is the wait
     /// itself.
-    pub(crate) fn cycle_of(self, wait: WaitFor<'_>) -> Option<Vec<WaitEdge>> {
-        let mut look = Search {
-            graph: self,
-            newcomer: wait.owner,
-            found_by: BTreeMap::new(),
-            to_follow: VecDeque::new(),
-            followed: BTreeSet::new(),
-        };
-        if let Some(last) = look.follow(wait) {
-            return Some(look.way_to(last));
-        }
-        let mut waits_left = WAITS_LOOKED_AT - 1;
-        while let Some(owner) = look.to_follow.pop_front() {
-            for key in self.queues.waits_of(&owner) {
-                waits_left = waits_left.checked_sub(1)?;
-                if let Some(wait) = self.wait_of(&owner, key)
-                    && let Some(last) = look.follow(wait)
-                {
-                    return Some(look.way_to(last));
+    pub(crate) fn cycle_of(self, newcomer: WaitFor<'g>) -> Option<Vec<WaitEdge>> {
+        let (mut waits, mut next) = (vec![newcomer], 0);
+        // The waits by which owners were reached first.
+        let mut reached_by: BTreeMap<&Owner, WaitFor<'_>> = BTreeMap::new();
+        let mut followed = BTreeSet::new();
+        while let Some(&wait) = waits.get(next) {
+            next += 1;
+            let lock = (wait.key.db, wait.key.name);
+            if followed.contains(&lock) {
+                continue;
+            }
+            for blocker in self.blockers(wait) {
+                followed.insert(lock);
+                if blocker == newcomer.owner {
+                    return Some(way(&reached_by, wait, blocker));
+                }
+                if !reached_by.contains_key(blocker) {
+                    let (before, room) = (waits.len(), WAITS_LOOKED_AT - waits.len());
+                    waits.extend(self.waits_of(blocker).take(room));
+                    if waits.len() > before {
+                        reached_by.insert(blocker, wait);
+                    }
                 }
             }
         }
@@ -115,60 +126,23 @@ impl<'g> Graph<'g> {
     }
 }
 
-/// A look for a cycle that one wait closes.
-struct Search<'g> {
-    graph: Graph<'g>,
-    newcomer: &'g Owner,
-    /// How each owner was reached first.
-    found_by: BTreeMap<Owner, WaitEdge>,
-    to_follow: VecDeque<Owner>,
-    /// The locks whose holders have been reached.
-    followed: BTreeSet<KeyBuf>,
-}
-
-impl Search<'_> {
-    /// Follows one wait to those who hold its lock. Returns the edge that leads back to the
-    /// newcomer, if there is one.
-    fn follow(&mut self, wait: WaitFor<'_>) -> Option<WaitEdge> {
-        let graph = self.graph;
-        let lock = graph.lock(wait.key)?;
-        let blockers = || lock.holders().iter().map(|holder| &holder.owner);
-        let edge = |blocker: &Owner| WaitEdge {
-            waiter: wait.owner.clone(),
-            key: wait.key.into(),
-            blocker: blocker.clone(),
-        };
-        // Who holds the lock already is served as soon as anybody is.
-        if self.followed.contains(wait.key.to_bytes().as_slice())
-            || !blockers().any(|owner| owner == self.newcomer || graph.queues.waits(owner))
-            || lock.holder(wait.owner).is_some()
-            || !graph.every_holder_must_go(wait, lock)
-        {
-            return None;
-        }
-        if lock.holder(self.newcomer).is_some() {
-            return Some(edge(self.newcomer));
-        }
-        for owner in blockers().filter(|owner| graph.queues.waits(owner)) {
-            if !self.found_by.contains_key(owner) {
-                self.found_by.insert(owner.clone(), edge(owner));
-                self.to_follow.push_back(owner.clone());
-            }
-        }
-        self.followed.insert(wait.key.into());
-        None
+/// The way from the newcomer to this wait, which leads back to it.
+fn way(
+    reached_by: &BTreeMap<&Owner, WaitFor<'_>>,
+    last: WaitFor<'_>,
+    newcomer: &Owner,
+) -> Vec<WaitEdge> {
+    let edge = |wait: WaitFor<'_>, blocker: &Owner| WaitEdge {
+        waiter: wait.owner.clone(),
+        key: wait.key.into(),
+        blocker: blocker.clone(),
+    };
+    let mut cycle = vec![edge(last, newcomer)];
+    let mut owner = last.owner;
+    while let Some(&wait) = reached_by.get(owner) {
+        cycle.push(edge(wait, owner));
+        owner = wait.owner;
     }
-
-    /// The way from the newcomer to this edge, which leads back to it.
-    fn way_to(&self, last: WaitEdge) -> Vec<WaitEdge> {
-        let mut cycle = vec![last];
-        while let Some(edge) = cycle
-            .last()
-            .and_then(|edge| self.found_by.get(&edge.waiter))
-        {
-            cycle.push(edge.clone());
-        }
-        cycle.reverse();
-        cycle
-    }
+    cycle.reverse();
+    cycle
 }

@@ -51,6 +51,11 @@ impl Now {
     }
 }
 
+/// How much time is left until then, -1 for ever.
+pub(crate) fn left_ms(end_ms: Option<i64>, now_ms: i64) -> i64 {
+    end_ms.map_or(-1, |end_ms| (end_ms - now_ms).max(0))
+}
+
 /// Who holds a lock. Mostly there is one.
 pub(crate) type Holders = SmallVec<[Holder; 1]>;
 

@@ -1,39 +1,26 @@
 //! Who waits for which lock, in which order, and when to look again.
 //!
-//! # A waiter's life
-//! `LOCK.ACQUIRE ... BLOCK` that finds the lock taken puts a [`Waiter`] at the
-//! end of the key's queue. It leaves in one of two ways: it is *taken* from the
-//! front because the lock is its to have (or because its owner holds the lock
-//! already), or it is *removed* because its client timed out, was unblocked or
-//! went away. Whoever takes it answers it; whoever removes it need not.
+//! `LOCK.ACQUIRE ... BLOCK` that finds the lock taken puts a [`Waiter`] at the end of the key's
+//! queue. So does `QUEUE`, whose client does not block: it has a *place*, and what becomes of
+//! that is published on a channel. A place belongs to its owner, and outlives the connection
+//! that asked for it, unless that asked for a session. Nobody but the table ends it: it is over
+//! when its time is, or its session's connection, whether or not it has been removed.
 //!
-//! An owner stands for one thread of work, so it waits for a lock once: a later request
-//! of it takes the earlier one over, with its position if the mode is the same.
-//!
-//! `LOCK.ACQUIRE ... QUEUE` puts one into the same queue whose client does not block:
-//! it has a *place*. What becomes of it is published on a channel. A place belongs to
-//! its owner, and outlives the connection that asked for it, unless that asked for a
-//! session. Nobody but the table ends it: it is over when its time is, or its session's
-//! connection, whether or not it has been removed.
-//!
-//! # Fairness
-//! First come, first served, for each lock by itself. A newcomer never passes a
-//! queue: it may take a lock at once only where nobody waits for it. There is
-//! one exception, which delays nobody: requests of an owner that holds the lock
-//! are re-entries, and a re-entry never waits.
+//! # Order
+//! First come, first served, for each lock by itself. A newcomer never passes a queue. An owner
+//! stands for one thread of work, so it waits for a lock once: a later request of it takes the
+//! earlier one over, with its position if the mode is the same.
 //!
 //! # When to look again
-//! A lock can come free without a command of ours: its lease ends, or somebody
-//! deletes the key. Each contended key therefore has a time at which it must be
-//! looked at again, at the latest: at the end of the lease and every so often
-//! before, "now" as soon as the server tells that something happened to the
-//! key. A look that comes too early costs a look; the time is never moved back,
-//! so none can come too late.
+//! A lock can come free without a command of ours: its lease ends, or somebody deletes the key.
+//! So each contended key has a time at which it is looked at again at the latest: at the end of
+//! the lease and every so often before, "now" as soon as the server tells that something
+//! happened to the key. That time is never moved back, so no look can come too late.
 //!
 //! # What it costs
-//! Everything about one waiter or one key takes logarithmic time, however many wait.
-//! A queue, its indices and its planned look go with its last waiter, and the memory
-//! of a crowd with the crowd. To have all keys looked at again takes constant time.
+//! Everything about one waiter or one key takes logarithmic time, however many wait. A queue
+//! and its planned look go with its last waiter. To have all keys looked at again takes
+//! constant time.
 
 mod waiter;
 
@@ -316,12 +303,12 @@ impl WaitQueues {
         others.any(|one| one.request.limit == Limit::EXCLUSIVE)
     }
 
-    /// The keys for which this owner waits.
-    pub fn waits_of<'q>(&'q self, owner: &'q Owner) -> impl Iterator<Item = &'q KeyBuf> {
+    /// What this owner waits with.
+    pub fn waits_of<'q>(&'q self, owner: &'q Owner) -> impl Iterator<Item = &'q Waiter> {
         let first = (owner.clone(), self.no_key.clone());
         let from_first = self.by_owner.range(first..);
         let of_owner = from_first.take_while(move |((one, _), _)| one == owner);
-        of_owner.map(|((_, key), _)| key)
+        of_owner.filter_map(|(_, id)| self.waiter(*id))
     }
 
     /// Whether this owner waits for anything.
@@ -356,10 +343,9 @@ impl WaitQueues {
         firsts
     }
 
-    /// Since when the one has waited that has waited longest.
-    pub fn longest_since_us(&self) -> Option<i64> {
-        let (_, longest) = self.by_id.first_key_value()?;
-        Some(longest.since_us)
+    /// Who has waited longest.
+    pub fn longest(&self) -> Option<&Waiter> {
+        self.by_id.values().next().map(Box::as_ref)
     }
 
     /// The next of the key's waiters that has not been found to wait for long.

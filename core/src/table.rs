@@ -60,7 +60,7 @@ use crate::token::{FencingToken, TokenClock};
 pub use connections::WaitEnd;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 pub use transition::Transition;
-pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
+pub use view::{ContendedView, HolderView, LockView, Totals};
 
 /// What an operator can set.
 #[derive(Clone, Copy, Debug)]

@@ -6,14 +6,17 @@ use redis_module::Context;
 
 use crate::manager::{gate, inspect};
 use crate::server::clients;
+use crate::server::clock;
 use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
 use redis_lock_core::error::LockError;
+use redis_lock_core::lock::Now;
+use redis_lock_core::queue::Waiter;
 use redis_lock_core::request::{ClientId, Limit};
-use redis_lock_core::table::{HolderView, LockView, WaiterView};
+use redis_lock_core::table::{HolderView, LockView};
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
 
@@ -43,7 +46,7 @@ impl Command for Info {
 
 fn reply(ctx: &Context, lock: LockView) -> Reply {
     let mode = lock.limit.map(mode_name);
-    let waiters = lock.waiters.into_iter();
+    let (now, waiters) = (clock::now(), lock.waiters.into_iter());
     Reply::Map(vec![
         ("state", Reply::text(mode.map_or("free", |_| "held"))),
         ("mode", mode.map_or(Reply::Null, Reply::text)),
@@ -61,7 +64,7 @@ fn reply(ctx: &Context, lock: LockView) -> Reply {
         ("waiting", Reply::integer(lock.waiting)),
         (
             "waiters",
-            Reply::List(waiters.map(|one| waiter(ctx, one)).collect()),
+            Reply::List(waiters.map(|one| waiter(ctx, one, now)).collect()),
         ),
         ("grace", Reply::Integer(gate::grace_left_ms())),
     ])
@@ -82,18 +85,21 @@ fn holder(holder: HolderView) -> Reply {
     ])
 }
 
-fn waiter(ctx: &Context, waiter: WaiterView) -> Reply {
+fn waiter(ctx: &Context, waiter: Waiter, now: Now) -> Reply {
     let address = |client| Reply::text(clients::address(ctx, client).unwrap_or_default());
     let number = |client: ClientId| Reply::integer(client.0);
+    let (request, wait) = (&waiter.request, &waiter.wait);
+    let client = (!waiter.is_place()).then_some(wait.client);
+    let channel = wait.channel.as_deref();
     Reply::Map(vec![
-        ("owner", Reply::text(waiter.owner.as_bytes())),
-        ("mode", Reply::text(mode_name(waiter.limit))),
-        ("limit", Reply::Integer(waiter.limit.count_or_zero())),
-        ("client", waiter.client.map_or(Reply::Null, number)),
-        ("addr", waiter.client.map_or(Reply::Null, address)),
-        ("channel", waiter.channel.map_or(Reply::Null, Reply::text)),
-        ("waited", Reply::Integer(waiter.waited_ms)),
-        ("timeout", Reply::Integer(waiter.left_ms)),
+        ("owner", Reply::text(request.owner.as_bytes())),
+        ("mode", Reply::text(mode_name(request.limit))),
+        ("limit", Reply::Integer(request.limit.count_or_zero())),
+        ("client", client.map_or(Reply::Null, number)),
+        ("addr", client.map_or(Reply::Null, address)),
+        ("channel", channel.map_or(Reply::Null, Reply::text)),
+        ("waited", Reply::Integer(waiter.waited_ms(now))),
+        ("timeout", Reply::Integer(waiter.left_ms(now))),
     ])
 }
 

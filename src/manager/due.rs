@@ -138,7 +138,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
 
 fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), Part::Whole(due.owner()));
+    let stored = read_lock(&open, key.as_ref(), Part::Whole(None));
     let now = clock::now();
     let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
         table.do_due(due, stored, now, asked)

@@ -8,7 +8,6 @@ use crate::lock::tests::owner;
 use crate::request::{Lease, Limit};
 
 const KEY: KeyRef<'static> = KEYS[0];
-const OTHER: KeyRef<'static> = KEYS[1];
 const KEYS: [KeyRef<'static>; 5] = [
     key(0, b"k"),
     key(0, b""),
@@ -319,8 +318,8 @@ impl Model {
         };
         prop_assert_eq!(queues.counts(), counts);
         prop_assert_eq!(queues.is_empty(), self.waiting.is_empty());
-        let longest = self.waiting.first().map(|waiting| waiting.since_us);
-        prop_assert_eq!(queues.longest_since_us(), longest);
+        let longest = self.waiting.first().map(|waiting| waiting.id);
+        prop_assert_eq!(id_of(queues.longest()), longest);
         let next_recheck_ms = self.rechecks.iter().map(|(at_ms, _)| *at_ms).min();
         prop_assert_eq!(queues.next_recheck_ms(), next_recheck_ms);
         for (index, &key) in KEYS.iter().enumerate() {
@@ -360,7 +359,10 @@ impl Model {
         for (who, name) in OWNERS.iter().enumerate() {
             let keys = (0..KEYS.len()).filter(|&key| self.of(key, who).is_some());
             let keys: BTreeSet<KeyBuf> = keys.map(|key| KEYS[key].into()).collect();
-            let waits: Vec<KeyBuf> = queues.waits_of(&owner(name)).cloned().collect();
+            let waits: Vec<KeyBuf> = queues
+                .waits_of(&owner(name))
+                .map(|one| one.key.clone())
+                .collect();
             prop_assert_eq!(queues.waits(&owner(name)), !keys.is_empty());
             prop_assert_eq!(waits.len(), keys.len(), "each key once");
             prop_assert!(waits.iter().all(|key| keys.contains(key)));

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use crate::keys::KeyBuf;
+use crate::lock::{Now, left_ms};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Lease, Owner};
@@ -60,6 +61,16 @@ impl Waiter {
     /// Whether its client does not block.
     pub fn is_place(&self) -> bool {
         self.wait.is_for_place()
+    }
+
+    /// How long it has waited.
+    pub fn waited_ms(&self, now: Now) -> i64 {
+        (now.us - self.since_us).max(0) / 1000
+    }
+
+    /// How long it will wait yet, -1 for ever.
+    pub fn left_ms(&self, now: Now) -> i64 {
+        left_ms(self.wait.until_ms, now.steady_ms)
     }
 
     /// Whether it must not be granted anything any more, with what connections that have

@@ -53,14 +53,6 @@ impl Due {
         let work = Work::Recheck;
         Self { key, work }
     }
-
-    /// The owner in question, if there is one.
-    pub const fn owner(&self) -> Option<&Owner> {
-        match &self.work {
-            Work::Keep(owner) => Some(owner),
-            Work::Recheck | Work::CheckWait(_) => None,
-        }
-    }
 }
 
 /// What is due.

@@ -9,8 +9,8 @@ use crate::effect::Effects;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Lock, Now};
-use crate::queue::{Channel, Counts};
+use crate::lock::{Lock, Now, left_ms};
+use crate::queue::{Counts, Waiter};
 use crate::request::{ClientId, Limit, Owner};
 use crate::token::FencingToken;
 
@@ -33,7 +33,7 @@ pub struct LockView {
     /// How many wait for it.
     pub waiting: usize,
     /// Who they are, in order, as far as they are shown.
-    pub waiters: Vec<WaiterView>,
+    pub waiters: Vec<Waiter>,
 }
 
 /// Somebody who holds a lock.
@@ -49,23 +49,6 @@ pub struct HolderView {
     pub ttl_ms: i64,
     /// The connection that its holds are bound to.
     pub client: Option<ClientId>,
-}
-
-/// Somebody who waits for a lock.
-#[derive(Debug)]
-pub struct WaiterView {
-    /// Its name.
-    pub owner: Owner,
-    /// With how many others it would hold the lock.
-    pub limit: Limit,
-    /// Its connection; none if it is a place.
-    pub client: Option<ClientId>,
-    /// The channel on which the end of a place is published.
-    pub channel: Option<Channel>,
-    /// How long it has waited.
-    pub waited_ms: i64,
-    /// How long it will wait yet, -1 for ever.
-    pub left_ms: i64,
 }
 
 /// A lock that somebody waits for.
@@ -97,7 +80,7 @@ impl LockTable {
     pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
         let ttl_ms = match lock == Lock::default() {
             true => -2,
-            false => remaining_ms(lock.expires_at_ms(), now.ms()),
+            false => left_ms(lock.expires_at_ms(), now.ms()),
         };
         self.end_in_view(key, &mut lock, now);
         let holders = lock.holders().iter().map(|holder| {
@@ -107,7 +90,7 @@ impl LockTable {
                 owner: holder.owner.clone(),
                 holds: holder.holds,
                 token: holder.token,
-                ttl_ms: remaining_ms(holder.lease_end_ms, now.ms()),
+                ttl_ms: left_ms(holder.lease_end_ms, now.ms()),
                 client: binding.and_then(|binding| binding.clients.last().copied()),
             }
         });
@@ -119,14 +102,6 @@ impl LockTable {
             let all = self.queues.waiters(key);
             all.filter(|waiter| !self.is_over(waiter, now.steady_ms))
         };
-        let shown = waiters().take(SHOWN_OF_A_LOCK).map(|waiter| WaiterView {
-            owner: waiter.request.owner.clone(),
-            limit: waiter.request.limit,
-            client: (!waiter.is_place()).then_some(waiter.wait.client),
-            channel: waiter.wait.channel.clone(),
-            waited_ms: waited_ms(waiter.since_us, now),
-            left_ms: remaining_ms(waiter.wait.until_ms, now.steady_ms),
-        });
         LockView {
             limit: lock.strictest_limit(),
             token: lock.last_token(),
@@ -134,7 +109,7 @@ impl LockTable {
             holding,
             holders,
             waiting: waiters().count(),
-            waiters: shown.collect(),
+            waiters: waiters().take(SHOWN_OF_A_LOCK).cloned().collect(),
         }
     }
 
@@ -144,7 +119,7 @@ impl LockTable {
         keys.into_iter().map(move |first| ContendedView {
             key: first.key.clone(),
             waiting: self.queues.length(first.key.as_ref()),
-            waited_ms: waited_ms(first.since_us, now),
+            waited_ms: first.waited_ms(now),
         })
     }
 
@@ -164,12 +139,12 @@ impl LockTable {
 
     /// How much there is.
     pub fn totals(&self, now: Now) -> Totals {
-        let longest = self.queues.longest_since_us();
+        let longest = self.queues.longest();
         Totals {
             counts: self.queues.counts(),
             sessions: self.sessions.len(),
             withheld: self.outbox.replies(),
-            longest_wait_ms: longest.map_or(0, |since_us| waited_ms(since_us, now)),
+            longest_wait_ms: longest.map_or(0, |longest| longest.waited_ms(now)),
         }
     }
 
@@ -278,12 +253,4 @@ impl LockTable {
             self.sessions.is_empty(),
         ]
     }
-}
-
-fn waited_ms(since_us: i64, now: Now) -> i64 {
-    (now.us - since_us).max(0) / 1000
-}
-
-fn remaining_ms(end_ms: Option<i64>, now_ms: i64) -> i64 {
-    end_ms.map_or(-1, |end_ms| (end_ms - now_ms).max(0))
 }

@@ -48,7 +48,7 @@ impl Transition<'_> {
         let queues = &self.table.queues;
         let was_place = queues.waiter(id).is_some_and(Waiter::is_place);
         if wait.is_for_place() && !was_place {
-            self.check_room(true, 1, 0)?;
+            self.check_room(true, Some(false))?;
         }
         let later = wait.clone();
         if let Some(earlier) = self.table.queues.take_over(id, request, wait) {
@@ -60,17 +60,15 @@ impl Transition<'_> {
     }
 
     fn push(&mut self, request: AcquireRequest, wait: Wait) -> Result<WaiterId, LockError> {
-        let earlier = self.earlier.map(|(id, _)| id);
-        let earlier = earlier.and_then(|id| self.table.queues.waiter(id));
-        let earlier = earlier.map(|earlier| (earlier.id, earlier.is_place()));
-        let (leaves, is_place) = (usize::from(earlier.is_some()), wait.is_for_place());
-        let leaves_place = usize::from(earlier.is_some_and(|(_, is_place)| is_place));
+        let earlier = self
+            .earlier
+            .and_then(|(id, _)| self.table.queues.waiter(id));
+        let leaves = earlier.map(Waiter::is_place);
+        let (earlier, now_ms) = (earlier.map(|earlier| earlier.id), self.now.ms());
         // A refusal leaves the earlier one.
-        self.check_room(is_place, leaves, leaves_place)?;
-        let now_ms = self.now.ms();
-        if let Some((id, _)) = earlier
-            && let Some(earlier) = self.table.take_out(id, now_ms)
-        {
+        self.check_room(wait.is_for_place(), leaves)?;
+        let earlier = earlier.and_then(|id| self.table.take_out(id, now_ms));
+        if let Some(earlier) = &earlier {
             self.supersede(earlier.addressee(), Some(&wait));
         }
         if let Some((id, _)) = self.untold_grant(&request.owner) {
@@ -84,42 +82,36 @@ impl Transition<'_> {
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, self.now.us);
         self.table.end_here(id, &later);
-        if leaves > 0 {
+        if earlier.is_some() {
             // Nobody but itself may have been in its way.
             self.table.queues.recheck_by(self.key, now_ms);
         }
         Ok(id)
     }
 
-    /// Fails where there is no room for one more, when `leaves` have left, `leaves_places` of
-    /// them places. Waits whose time is over make room.
-    fn check_room(
-        &mut self,
-        is_place: bool,
-        leaves: usize,
-        leaves_places: usize,
-    ) -> Result<(), LockError> {
-        let full = self.room_lacks(is_place, leaves, leaves_places);
-        if full.is_none() {
+    /// Fails where there is no room for one more, when an earlier one `leaves`, if one does: a
+    /// place or not. Waits whose time is over make room.
+    fn check_room(&mut self, is_place: bool, leaves: Option<bool>) -> Result<(), LockError> {
+        if self.room_lacks(is_place, leaves).is_none() {
             return Ok(());
         }
         self.table.end_some_gone(bound(ENDS_A_STEP));
         let ended = self.table.give_up(self.now, bound(ENDS_A_STEP));
         self.step.answers.extend(ended);
-        let Some(full) = self.room_lacks(is_place, leaves, leaves_places) else {
-            return Ok(());
-        };
-        self.table.metrics.queues_full += 1;
-        Err(full)
+        self.room_lacks(is_place, leaves).map_or(Ok(()), |full| {
+            self.table.metrics.queues_full += 1;
+            Err(full)
+        })
     }
 
-    fn room_lacks(&self, is_place: bool, leaves: usize, leaves_places: usize) -> Option<LockError> {
+    fn room_lacks(&self, is_place: bool, leaves: Option<bool>) -> Option<LockError> {
         let (settings, queues) = (&self.table.settings, &self.table.queues);
         let (max_waiters, max_places) = (settings.max_waiters, settings.max_places);
-        if is_place && queues.counts().places.saturating_sub(leaves_places) >= max_places {
+        let places = queues.counts().places - usize::from(leaves == Some(true));
+        if is_place && places >= max_places {
             return Some(LockError::PlacesFull { max_places });
         }
-        let waiters = queues.length(self.key).saturating_sub(leaves);
+        let waiters = queues.length(self.key) - usize::from(leaves.is_some());
         (waiters >= max_waiters).then_some(LockError::QueueFull { max_waiters })
     }
 

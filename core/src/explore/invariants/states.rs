@@ -181,7 +181,10 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
     let over: Vec<WaiterId> = over.map(|place| place.id).collect();
     let waiters = view.waiters.iter();
     let waiters: Vec<(usize, Option<ClientId>)> = waiters
-        .map(|one| (world.owner_number(&one.owner), one.client))
+        .map(|one| {
+            let client = (!one.is_place()).then_some(one.wait.client);
+            (world.owner_number(&one.request.owner), client)
+        })
         .collect();
     let expected = waiting.iter().filter(|(id, ..)| !over.contains(id));
     let expected: Vec<(usize, Option<ClientId>)> = expected

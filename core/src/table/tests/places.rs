@@ -20,7 +20,7 @@ fn order(server: &Server) -> Vec<String> {
     let view = server.table.view(K, Lock::default(), server.now());
     let names = view.waiters.iter();
     names
-        .map(|one| String::from_utf8_lossy(one.owner.as_bytes()).into_owned())
+        .map(|one| String::from_utf8_lossy(one.request.owner.as_bytes()).into_owned())
         .collect()
 }
 
@@ -158,8 +158,8 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     let [waiter] = &view.waiters[..] else {
         panic!("{:?}", view.waiters);
     };
-    assert_eq!(waiter.channel.as_deref(), Some(&b"another"[..]));
-    assert_eq!((waiter.client, waiter.left_ms), (None, 60_000));
+    assert_eq!(waiter.wait.channel.as_deref(), Some(&b"another"[..]));
+    assert_eq!(waiter.left_ms(server.now()), 60_000);
     server.disconnect(7);
     assert!(order(&server).is_empty());
 }

@@ -25,7 +25,10 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     let [waiter] = &view.waiters[..] else {
         panic!("{view:?}");
     };
-    assert_eq!((waiter.waited_ms, waiter.left_ms), (20, -1));
+    assert_eq!(
+        (waiter.waited_ms(server.now()), waiter.left_ms(server.now())),
+        (20, -1)
+    );
     assert_eq!(
         server.table.holders(K, server.lock(K), server.now()),
         [owner("c")]
@@ -84,5 +87,5 @@ fn of_many_holders_and_waiters_the_first_are_shown_and_all_are_counted() {
     assert_eq!(shown, [SHOWN_OF_A_LOCK; 2]);
     assert_eq!(view.holding, SHOWN_OF_A_LOCK + 2);
     assert_eq!(view.waiting, SHOWN_OF_A_LOCK + 3);
-    assert_eq!(view.waiters[0].owner, owner("w0"));
+    assert_eq!(view.waiters[0].request.owner, owner("w0"));
 }
