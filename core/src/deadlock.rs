@@ -5,8 +5,7 @@
 //! is made once, when the wait begins, and follows a thousand waits at most.
 //!
 //! Whoever stands in front in a queue adds nothing: an owner stands for one thread of work,
-//! so it waits for this lock alone, and thus for the same holders. An owner that waits for
-//! two locks at once, such as a place whose slot has moved away, is no link of a cycle.
+//! so it waits for this lock alone, and thus for the same holders.
 //!
 //! Whoever wants one of several permits waits for none of their holders in
 //! particular: any of them may give one back. So a wait counts only if every

@@ -12,9 +12,12 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::effect::Effects;
 #[cfg(test)]
 use crate::explore::form::Form;
+use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::Owner;
@@ -41,6 +44,17 @@ pub struct Ended {
     pub left: i64,
     /// Why the others are over.
     pub by: EndedBy,
+}
+
+impl Ended {
+    /// Ends them. Returns the holder as it was, and how many holds it is left.
+    pub(crate) fn end(&self, lock: &mut Lock, effects: &mut Effects) -> Option<(Holder, i64)> {
+        let held = lock.holder(&self.owner);
+        let held = held.filter(|held| held.token == Some(self.token))?.clone();
+        let left = self.left.min(held.holds);
+        lock.leave(&self.owner, left, effects);
+        Some((held, left))
+    }
 }
 
 /// All holds of a server that are over and are still stored.

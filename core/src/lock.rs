@@ -66,8 +66,8 @@ pub struct Lock {
     pub(crate) holders: Holders,
     /// The newest token that is stored, or was before the last holder left just
     /// now. A free lock has one where somebody removed the owner's field alone.
-    pub(crate) last_token: Option<FencingToken>,
-    /// The expiry of the key.
+    pub last_token: Option<FencingToken>,
+    /// The expiry of the key, in milliseconds since 1970.
     pub(crate) expires_at_ms: Option<i64>,
     /// How many permits the key holds of owners that somebody removed.
     pub(crate) leftovers: usize,
@@ -103,32 +103,10 @@ impl Lock {
         self.holders.is_empty()
     }
 
-    /// The newest token that is known of it.
-    pub const fn last_token(&self) -> Option<FencingToken> {
-        self.last_token
-    }
-
-    /// The expiry of its key, in milliseconds since 1970.
-    pub const fn expires_at_ms(&self) -> Option<i64> {
-        self.expires_at_ms
-    }
-
     /// The hold of this owner.
     pub fn holder(&self, owner: &Owner) -> Option<&Holder> {
         let mut from_last = self.holders.iter().rev();
         from_last.find(|holder| holder.owner == *owner)
-    }
-
-    /// The hold with this token.
-    pub fn hold_with(&self, token: FencingToken) -> Option<&Holder> {
-        self.holders
-            .iter()
-            .find(|holder| holder.token == Some(token))
-    }
-
-    /// When the last of its holders' leases ends.
-    pub(crate) fn last_lease_end_ms(&self) -> Option<i64> {
-        self.lease_ends().max()
     }
 
     fn lease_ends(&self) -> impl Iterator<Item = i64> {
@@ -384,12 +362,10 @@ impl Lock {
         now: Now,
         effects: &mut Effects,
     ) -> bool {
-        let Some(holder) = self.holder(owner) else {
+        let holder = self.holder(owner);
+        let Some(holder) = holder.filter(|holder| holder.token == Some(token)) else {
             return false;
         };
-        if holder.token != Some(token) {
-            return false;
-        }
         let end_ms = lease.end_ms(now.ms());
         if holder.lease_end_ms.is_some_and(|end| end < end_ms) {
             self.move_lease_end(holder.clone(), None, end_ms, effects);
@@ -432,13 +408,7 @@ impl Lock {
 
     fn delete(&mut self, effects: &mut Effects) {
         // What ended before in the same step goes with the key.
-        let is_moot = |effect: &Effect| {
-            matches!(
-                effect,
-                Effect::RemoveHolder { .. } | Effect::ExpireAt { .. }
-            )
-        };
-        while effects.last().is_some_and(is_moot) {
+        while let Some(Effect::RemoveHolder { .. } | Effect::ExpireAt { .. }) = effects.last() {
             effects.pop();
         }
         effects.push(Effect::Delete);
@@ -459,7 +429,7 @@ impl Lock {
     }
 
     fn expire_with_the_last_lease(&mut self, effects: &mut Effects) {
-        if let Some(at_ms) = self.last_lease_end_ms()
+        if let Some(at_ms) = self.lease_ends().max()
             && self.expires_at_ms != Some(at_ms)
         {
             effects.push(Effect::ExpireAt { at_ms });

@@ -20,12 +20,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use smallvec::SmallVec;
-
 #[cfg(test)]
 use crate::explore::form::Form;
+use crate::keys::KeyRef;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::ClientId;
+use crate::request::{ClientId, Owner};
 use crate::sessions::{HoldId, SessionToBe};
 use crate::token::FencingToken;
 
@@ -68,7 +67,7 @@ impl Out {
 pub(crate) struct Outbox {
     by_id: BTreeMap<WaiterId, Out>,
     /// At most one grant, and any renewals.
-    by_hold: BTreeMap<HoldId, SmallVec<[WaiterId; 1]>>,
+    by_hold: BTreeSet<(HoldId, WaiterId)>,
     /// What ends with each connection.
     by_client: BTreeSet<(ClientId, WaiterId)>,
 }
@@ -87,7 +86,7 @@ impl Outbox {
     /// Has this told later.
     pub(crate) fn send(&mut self, out: Out) {
         let id = out.to.id();
-        self.by_hold.entry(out.hold.clone()).or_default().push(id);
+        self.by_hold.insert((out.hold.clone(), id));
         if let Some(client) = out.ends_with() {
             self.by_client.insert((client, id));
         }
@@ -97,12 +96,7 @@ impl Outbox {
     /// Takes what is told now, or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.by_id.remove(&id)?;
-        if let Some(of_hold) = self.by_hold.get_mut(&out.hold) {
-            of_hold.retain(|other| *other != id);
-            if of_hold.is_empty() {
-                self.by_hold.remove(&out.hold);
-            }
-        }
+        self.by_hold.remove(&(out.hold.clone(), id));
         if let Some(client) = out.ends_with() {
             self.by_client.remove(&(client, id));
         }
@@ -119,8 +113,8 @@ impl Outbox {
 
     /// The grant of these holds that is not told yet.
     pub(crate) fn grant_of(&self, hold: &HoldId) -> Option<&Out> {
-        let mut of_hold = self.by_hold.get(hold)?.iter();
-        of_hold.find_map(|id| self.get(*id).filter(|out| out.before.is_some()))
+        let mut of_hold = self.by_hold.range(WaiterId::all_behind(hold.clone()));
+        of_hold.find_map(|(_, id)| self.get(*id).filter(|out| out.before.is_some()))
     }
 
     /// The session has ended by which an owner had these holds. Returns whether it is about
@@ -139,25 +133,26 @@ impl Outbox {
     }
 
     /// An owner is told that a release has left it so many holds.
-    pub(crate) fn released(&mut self, hold: impl FnOnce() -> HoldId, left: i64) {
-        self.change(hold, |out| match &mut out.before {
+    pub(crate) fn released(&mut self, key: KeyRef<'_>, owner: &Owner, left: i64) {
+        self.change(key, owner, |out| match &mut out.before {
             Some(before) => *before = left,
             None => out.holds = left.min(out.holds),
         });
     }
 
     /// An owner is told of a renewal of so many holds.
-    pub(crate) fn renewed(&mut self, hold: impl FnOnce() -> HoldId, holds: i64) {
-        self.change(hold, |out| {
+    pub(crate) fn renewed(&mut self, key: KeyRef<'_>, owner: &Owner, holds: i64) {
+        self.change(key, owner, |out| {
             out.before = out.before.map(|before| holds.max(before));
         });
     }
 
-    fn change(&mut self, hold: impl FnOnce() -> HoldId, change: impl Fn(&mut Out)) {
+    fn change(&mut self, key: KeyRef<'_>, owner: &Owner, change: impl Fn(&mut Out)) {
         if self.is_empty() {
             return;
         }
-        for id in self.by_hold.get(&hold()).into_iter().flatten() {
+        let of_hold = WaiterId::all_behind(HoldId::new(key, owner));
+        for (_, id) in self.by_hold.range(of_hold) {
             if let Some(out) = self.by_id.get_mut(id) {
                 change(out);
             }
@@ -178,15 +173,11 @@ impl Outbox {
     pub(crate) fn agree(&self) -> bool {
         let all = || self.by_id.iter();
         let named = all().map(|(id, out)| (out.hold.clone(), *id));
-        let by_hold = self.by_hold.iter();
-        let by_hold = by_hold.flat_map(|(hold, ids)| ids.iter().map(|id| (hold.clone(), *id)));
-        let grants = |ids: &SmallVec<[WaiterId; 1]>| {
-            let outs = ids.iter().filter_map(|id| self.get(*id));
-            outs.filter(|out| out.before.is_some()).count()
-        };
+        let grants = all().filter(|(_, out)| out.before.is_some());
+        let holds = grants.clone().map(|(_, out)| &out.hold);
         let by_client = all().filter_map(|(id, out)| Some((out.ends_with()?, *id)));
-        named.collect::<BTreeSet<_>>() == by_hold.collect()
-            && self.by_hold.values().all(|ids| grants(ids) <= 1)
+        named.collect::<BTreeSet<_>>() == self.by_hold
+            && holds.collect::<BTreeSet<_>>().len() == grants.count()
             && by_client.collect::<BTreeSet<_>>() == self.by_client
     }
 

@@ -247,16 +247,6 @@ impl WaitQueues {
         self.of_sessions.range(all).next().map(|(_, id)| *id)
     }
 
-    /// A place. It is for a replica, where nobody is blocked: a step goes by for each
-    /// blocked waiter before it.
-    pub fn any_place(&self) -> Option<WaiterId> {
-        if self.places == 0 {
-            return None;
-        }
-        let mut waiters = self.by_id.values();
-        Some(waiters.find(|waiter| waiter.is_place())?.id)
-    }
-
     /// The first waiter.
     pub fn first(&self, key: KeyRef<'_>) -> Option<&Waiter> {
         let ids = &self.queue(key)?.ids;
@@ -369,16 +359,16 @@ impl WaitQueues {
         let Some(queue) = self.by_key.get_mut(key.to_bytes().as_slice()) else {
             return;
         };
-        let before_ms = queue.recheck_at_ms;
-        if before_ms.is_none_or(|before_ms| at_ms < before_ms) {
-            queue.recheck_at_ms = Some(at_ms);
-            let mut look = (at_ms, queue.key.clone());
-            self.rechecks.insert(look.clone());
-            if let Some(before_ms) = before_ms {
-                look.0 = before_ms;
-                self.rechecks.remove(&look);
-            }
+        if queue
+            .recheck_at_ms
+            .is_some_and(|before_ms| before_ms <= at_ms)
+        {
+            return;
         }
+        if let Some(before_ms) = queue.recheck_at_ms.replace(at_ms) {
+            self.rechecks.remove(&(before_ms, queue.key.clone()));
+        }
+        self.rechecks.insert((at_ms, queue.key.clone()));
     }
 
     /// Has every key looked at that somebody waits for.

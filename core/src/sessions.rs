@@ -1,15 +1,13 @@
 //! Holds that last as long as a connection.
 //!
-//! Such a hold is bound to the connections on which its owner asked for it with
-//! `SESSION`. Its lease is renewed again and again while one of them lives, and it ends
-//! with the last one, unless its owner was told of it elsewhere: then it is a plain hold
-//! for the rest of its lease. What is stored
-//! is a lock like any other: a binding is lost with the server's process, and its
-//! hold then ends with its lease. A binding stays with the name of its lock: under another
-//! one that is a plain hold.
+//! Such a hold is bound to the connections on which its owner asked for it with `SESSION`. Its
+//! lease is renewed again and again while one of them lives, and it ends with the last one,
+//! unless its owner was told of it elsewhere: then it is a plain hold for the rest of its lease.
+//! What is stored is a lock like any other: a binding is lost with the server's process, and
+//! stays with the name of its lock.
 //!
-//! Whoever holds by a connection believes in its hold while the connection lives.
-//! So where a lease could not be kept up, the connection has to be closed.
+//! Whoever holds by a connection believes in its hold while the connection lives. So where a
+//! lease could not be kept up, the connection has to be closed.
 //!
 //! # What it costs
 //! Everything about one hold takes logarithmic time.
@@ -170,17 +168,15 @@ impl Sessions {
     /// is left.
     pub fn untie(&mut self, hold: &HoldId, ended: &BTreeSet<ClientId>) -> Option<Binding> {
         let binding = self.bindings.get(hold)?;
-        let mut living = binding.clients.clone();
-        living.retain(|client| !ended.contains(client));
-        if living.len() == binding.clients.len() {
+        if binding.clients.iter().all(|client| !ended.contains(client)) {
             return None;
         }
-        let binding = self.remove(hold)?;
-        if living.is_empty() {
+        let mut binding = self.remove(hold)?;
+        binding.clients.retain(|client| !ended.contains(client));
+        if binding.clients.is_empty() {
             return Some(binding);
         }
-        let clients = living;
-        self.insert(hold.clone(), Binding { clients, ..binding });
+        self.insert(hold.clone(), binding);
         None
     }
 

@@ -18,15 +18,6 @@
 //! - No step takes more than [`GRANTS_A_STEP`] grants. What is left is planned for now, so
 //!   that others have their turn in between.
 //!
-//! # Two kinds of waiters
-//! A blocked client is answered. A place in the queue is told by a message, and whether
-//! anybody listens decides whether it is granted anything. So a step has the message published
-//! by its caller's [`World`], which says whether anybody heard it.
-//!
-//! # Grants that wait
-//! A grant that must not be told yet is withheld ([`acks`](crate::acks)): its client
-//! waits by a name of its own. While [`Settings::may_grant`] says no, nothing new is
-//! granted; [`LockTable::everything_touched`] ends such a time.
 
 mod acknowledged;
 mod connections;
@@ -38,7 +29,7 @@ mod transition;
 mod view;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -193,7 +184,7 @@ pub trait World {
     fn asker(&self) -> Option<ClientId>;
 
     /// Publishes that a place is granted its lock with this token. Returns whether anybody
-    /// heard it.
+    /// heard it, which decides whether it is granted.
     fn say(&mut self, place: &Place, token: FencingToken) -> bool;
 
     /// Reads another lock. What is no lock counts as a free one.
@@ -234,7 +225,7 @@ pub struct LockTable {
     /// How much has ended at once with connections since the last wake.
     ended_at_once: usize,
     /// Ends of places that are still to be told.
-    untold: BTreeMap<(HoldId, WaiterId), (Addressee, Answer)>,
+    untold: BTreeMap<(HoldId, WaiterId), Box<Place>>,
     /// Grants to places that nobody has claimed yet, in the order in which they were made, each
     /// with when its first lease is over, in milliseconds since 1970. Nothing keeps such a
     /// grant up. It is claimed by a renewal, or by any other reply with its token.
@@ -242,19 +233,12 @@ pub struct LockTable {
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
     /// Waits that may close a cycle.
-    unchecked: VecDeque<WaiterId>,
+    unchecked: BTreeSet<WaiterId>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
-    to_close: VecDeque<ClientId>,
+    to_close: BTreeSet<ClientId>,
     /// Which kind of work that is due comes next.
     turn: usize,
-}
-
-/// Gives back the memory of a crowd that has gone.
-fn give_back<T>(gone: &mut VecDeque<T>) {
-    if gone.is_empty() {
-        gone.shrink_to(WORK_A_WAKE);
-    }
 }
 
 impl LockTable {
@@ -281,7 +265,7 @@ impl LockTable {
         let result = ask(&mut transition);
         if result.is_err() {
             let replaced = std::mem::take(&mut transition.replaced);
-            transition.step.answers.extend(replaced);
+            transition.tell_not_granted(replaced);
         }
         // Who has just begun to wait is not served before it is told so.
         if !transition.has_queued {

@@ -88,9 +88,8 @@ fn holder(holder: HolderView) -> Reply {
 fn waiter(ctx: &Context, waiter: Waiter, now: Now) -> Reply {
     let address = |client| Reply::text(clients::address(ctx, client).unwrap_or_default());
     let number = |client: ClientId| Reply::integer(client.0);
-    let (request, wait) = (&waiter.request, &waiter.wait);
-    let client = (!waiter.is_place()).then_some(wait.client);
-    let channel = wait.channel.as_deref();
+    let (request, client) = (&waiter.request, waiter.client());
+    let channel = waiter.wait.channel.as_deref();
     Reply::Map(vec![
         ("owner", Reply::text(request.owner.as_bytes())),
         ("mode", Reply::text(mode_name(request.limit))),

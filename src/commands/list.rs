@@ -25,7 +25,7 @@ impl Command for List {
         name: c"lock.list",
         flags: c"readonly",
         summary: c"Lists the locks that clients wait for, longest wait first.",
-        complexity: c"O(L + H) where L is the number of locks that are listed, or that the user may not read, and H that of the holders of those that are listed.",
+        complexity: c"O(L log L + H) where L is the number of contended locks of the database, at most 10,000, and H that of the holders of those that are listed.",
         since: c"0.1.0",
         min_args: 1,
         key_change: None,

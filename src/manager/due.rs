@@ -17,7 +17,7 @@ use redis_lock_core::lock::Now;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
-use redis_lock_core::table::{Answer, Due, LockTable, NotNow, WORK_A_WAKE};
+use redis_lock_core::table::{Answer, Due, LockTable, NotNow, WORK_A_WAKE, WaitEnd};
 
 /// How long one kind of work goes on in one wake, in microseconds, before other clients
 /// have their turn.
@@ -47,7 +47,7 @@ pub(crate) fn on_wake(ctx: &Context) {
     gate::look(ctx);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
-        let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
+        let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now, WORK_A_WAKE));
         close_clients(ctx);
         let all_ms = [again_ms, gate::wake_at_ms(now_ms)];
         let at_ms = all_ms.into_iter().flatten().min();
@@ -131,7 +131,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
     let places = TABLE.with_borrow(|table| table.places_of(key, WORK_A_WAKE));
     for place in places {
         if !publish::is_listened_to(ctx, &place.channel) {
-            TABLE.with_borrow_mut(|table| table.leave_place(&place, now_ms));
+            TABLE.with_borrow_mut(|table| table.waiter_left(place.id, WaitEnd::Gone, now_ms));
         }
     }
 }

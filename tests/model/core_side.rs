@@ -241,7 +241,7 @@ impl CoreSide {
     }
 
     pub fn newest_token(&self, at: DbKey) -> Option<i64> {
-        Some(self.lock(at)?.last_token()?.get())
+        Some(self.lock(at)?.last_token?.get())
     }
 
     /// Who waits for this lock, in the order in which they began.
@@ -316,14 +316,14 @@ impl CoreSide {
     /// The places for this lock, each as it is asked for.
     pub fn places(&self, at: DbKey) -> Vec<(&'static str, Mode)> {
         let waiters = self.view(at).waiters.into_iter();
-        let places = waiters.filter(|waiter| waiter.client.is_none());
+        let places = waiters.filter(|waiter| waiter.is_place());
         let places = places.map(|place| {
-            let mode = match place.limit {
+            let mode = match place.request.limit {
                 Limit::EXCLUSIVE => Mode::Exclusive,
                 Limit::SHARED => Mode::Shared,
                 limit => Mode::Limit(limit.count_or_zero()),
             };
-            (known_owner(&place.owner), mode)
+            (known_owner(&place.request.owner), mode)
         });
         places.collect()
     }
@@ -333,9 +333,10 @@ impl CoreSide {
         let lines = all_keys().flat_map(|at| {
             let waiters = self.view(at).waiters.into_iter();
             waiters.map(move |waiter| {
-                let owner = known_owner(&waiter.owner);
-                let client = waiter.client.map(|client| client.0);
+                let owner = known_owner(&waiter.request.owner);
+                let client = waiter.client().map(|client| client.0);
                 let channel = waiter
+                    .wait
                     .channel
                     .map(|name| String::from_utf8_lossy(&name).into_owned());
                 format!(
@@ -560,7 +561,7 @@ impl CoreSide {
     fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
         let lock = self.look(at)?;
         let view = self.table.view(key_of(at), lock, self.now());
-        Ok(replies::info(&view, &self.peers))
+        Ok(replies::info(&view, &self.peers, self.now()))
     }
 
     fn list(&mut self, db: usize, count: Option<usize>) -> Value {

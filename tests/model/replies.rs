@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use redis::Value;
 use redis_lock_core::error::LockError;
+use redis_lock_core::lock::Now;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::request::Limit;
 use redis_lock_core::table::{LockView, Totals};
@@ -75,7 +76,7 @@ impl Expect {
 }
 
 /// The reply of `LOCK.INFO`.
-pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
+pub fn info(lock: &LockView, peers: &[Peer], now: Now) -> Value {
     let mode = lock.limit.map(mode_name);
     let holders = lock.holders.iter().map(|holder| {
         map([
@@ -90,26 +91,28 @@ pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
         ])
     });
     let waiters = lock.waiters.iter().map(|waiter| {
-        let peer = peers.iter().find(|peer| Some(peer.id) == waiter.client);
+        let peer = peers.iter().find(|peer| Some(peer.id) == waiter.client());
         map([
-            ("owner", text(waiter.owner.as_bytes())),
-            ("mode", text(mode_name(waiter.limit))),
-            ("limit", Value::Int(waiter.limit.count_or_zero())),
+            ("owner", text(waiter.request.owner.as_bytes())),
+            ("mode", text(mode_name(waiter.request.limit))),
+            ("limit", Value::Int(waiter.request.limit.count_or_zero())),
             (
                 "client",
-                waiter.client.map_or(Value::Nil, |client| number(client.0)),
+                waiter
+                    .client()
+                    .map_or(Value::Nil, |client| number(client.0)),
             ),
             (
                 "addr",
                 or_nil(
                     waiter
-                        .client
+                        .client()
                         .map(|_| text(peer.map_or("", |peer| &peer.address))),
                 ),
             ),
-            ("channel", or_nil(waiter.channel.as_ref().map(text))),
-            ("waited", Value::Int(waiter.waited_ms)),
-            ("timeout", Value::Int(waiter.left_ms)),
+            ("channel", or_nil(waiter.wait.channel.as_ref().map(text))),
+            ("waited", Value::Int(waiter.waited_ms(now))),
+            ("timeout", Value::Int(waiter.left_ms(now))),
         ])
     });
     map([

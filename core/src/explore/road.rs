@@ -375,7 +375,8 @@ impl World {
         self.say(|_| "the timer wakes, and the server refuses writes".to_owned());
         self.end_waits()?;
         self.close_clients()?;
-        let again_ms = self.table.put_off_everything(self.now_ms, WORK_A_WAKE);
+        let now = self.now();
+        let again_ms = self.table.put_off_everything(now, WORK_A_WAKE);
         self.close_clients()?;
         self.retry_at_ms = again_ms;
         Ok(())

@@ -454,7 +454,7 @@ impl World {
             false => format!(
                 "{}, of a key that lasts for {}",
                 holders.join(" and "),
-                in_ms(lock.expires_at_ms())
+                in_ms(lock.expires_at_ms)
             ),
         }
     }

@@ -292,10 +292,10 @@ fn check_renew(before: &Lock, request: &RenewRequest, token: Option<i64>, effect
 #[test]
 fn a_lock_tells_its_token_and_its_expiry() {
     for token in [None, Some(7)] {
-        assert_eq!(free(token).last_token(), token.map(self::token));
-        assert_eq!(free(token).expires_at_ms(), None);
+        assert_eq!(free(token).last_token, token.map(self::token));
+        assert_eq!(free(token).expires_at_ms, None);
     }
     let lock = held("a", 1, Some(7), Some(END));
-    assert_eq!(lock.last_token(), Some(token(7)));
-    assert_eq!(lock.expires_at_ms(), Some(END));
+    assert_eq!(lock.last_token, Some(token(7)));
+    assert_eq!(lock.expires_at_ms, Some(END));
 }

@@ -63,6 +63,11 @@ impl Waiter {
         self.wait.is_for_place()
     }
 
+    /// The client that is blocked; none if it is a place.
+    pub fn client(&self) -> Option<ClientId> {
+        (!self.is_place()).then_some(self.wait.client)
+    }
+
     /// How long it has waited.
     pub fn waited_ms(&self, now: Now) -> i64 {
         (now.us - self.since_us).max(0) / 1000
@@ -83,18 +88,23 @@ impl Waiter {
                 || self.request.session.is_some_and(has_ended))
     }
 
+    /// As its messages name it, if it is a place.
+    pub fn place(&self) -> Option<Place> {
+        Some(Place {
+            id: self.id,
+            key: self.key.clone(),
+            owner: self.request.owner.clone(),
+            channel: self.wait.channel.clone()?,
+            client: self.wait.client,
+            first_lease: self.request.lease,
+        })
+    }
+
     /// To whom its end is told.
     pub fn addressee(&self) -> Addressee {
-        match &self.wait.channel {
+        match self.place() {
             None => Addressee::Blocked(self.id, self.wait.client),
-            Some(channel) => Addressee::Place(Box::new(Place {
-                id: self.id,
-                key: self.key.clone(),
-                owner: self.request.owner.clone(),
-                channel: Rc::clone(channel),
-                client: self.wait.client,
-                first_lease: self.request.lease,
-            })),
+            Some(place) => Addressee::Place(Box::new(place)),
         }
     }
 }

@@ -46,8 +46,9 @@ fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
     let gone = BTreeSet::from([ClientId(client)]);
     let mut taken = Vec::new();
     while let Some(hold) = sessions.any_of(ClientId(client)).cloned() {
-        let binding = sessions.untie(&hold, &gone);
-        taken.extend(binding.map(|binding| (hold, told(&binding))));
+        let before = told(sessions.binding(&hold).unwrap());
+        let ended = sessions.untie(&hold, &gone);
+        taken.extend(ended.map(|_| (hold, before)));
     }
     taken
 }

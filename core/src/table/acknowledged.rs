@@ -211,7 +211,9 @@ impl LockTable {
         let mut out = self.take_out_of_box(id)?;
         let (to, token) = (out.to.clone(), out.token);
         if !is_grant {
-            self.outbox.renewed(|| out.hold.clone(), out.holds);
+            let hold = &out.hold;
+            self.outbox
+                .renewed(hold.key.as_ref(), &hold.owner, out.holds);
             self.told(out, now.ms());
             return Some((to, Answer::Renewed(true)));
         }

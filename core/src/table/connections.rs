@@ -88,15 +88,15 @@ impl LockTable {
 
     /// Has a place leave whose owner is told so later.
     pub(super) fn leave_untold(&mut self, id: WaiterId, end: WaitEnd, now_ms: i64) {
-        if let Some((to, answer)) = self.leave(id, end, now_ms) {
-            self.tell_later(to, answer);
+        if let Some((to, _)) = self.leave(id, end, now_ms) {
+            self.tell_later(to);
         }
     }
 
-    fn tell_later(&mut self, to: Addressee, answer: Answer) {
-        if let Addressee::Place(place) = &to {
+    fn tell_later(&mut self, to: Addressee) {
+        if let Addressee::Place(place) = to {
             let hold = HoldId::new(place.key.as_ref(), &place.owner);
-            self.untold.insert((hold, place.id), (to, answer));
+            self.untold.insert((hold, place.id), place);
         }
     }
 
@@ -106,7 +106,9 @@ impl LockTable {
             return;
         }
         let out = self.outbox.grant_of(hold);
-        if let Some(id) = out.filter(|out| self.is_gone(out)).map(|out| out.to.id()) {
+        let is_gone = |client: ClientId| self.gone.contains(&client);
+        let out = out.filter(|out| out.ends_with().is_some_and(is_gone));
+        if let Some(id) = out.map(|out| out.to.id()) {
             self.lose_gone(id);
         }
         let untied = self.sessions.untie(hold, &self.gone);
@@ -128,16 +130,11 @@ impl LockTable {
         }
     }
 
-    fn is_gone(&self, out: &Out) -> bool {
-        let client = out.ends_with();
-        client.is_some_and(|client| self.gone.contains(&client))
-    }
-
     /// This grant ends with a connection that has ended. A place is told so later.
     fn lose_gone(&mut self, id: WaiterId) {
         let Some(out) = self.lose(id) else { return };
         match out.to.is_place() {
-            true => self.tell_later(out.to, Answer::NotGranted),
+            true => self.tell_later(out.to),
             false => self.metrics.replies_unacknowledged += u64::from(out.withheld.is_some()),
         }
     }

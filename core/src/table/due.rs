@@ -1,14 +1,15 @@
-//! What the table does without being asked: it ends what is over because of what
-//! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
+//! What the table does without being asked: it ends what is over because of what became of a
+//! client, keeps up the leases of sessions, looks at contended locks when they are due, and
+//! searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, LockTable, Outcome, Step, World, give_back};
+use super::{Answer, LockTable, Outcome, Step, World};
 use crate::bounds::{GRANTS_A_STEP, bound};
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
-use crate::request::{ClientId, Lease, Owner};
+use crate::request::{ClientId, Owner};
 use crate::sessions::HoldId;
 
 /// How soon to try again while the server must not write.
@@ -137,16 +138,14 @@ impl LockTable {
 
     /// Takes at most `at_most` clients whose connections have to be closed.
     pub fn take_clients_to_close(&mut self, at_most: usize) -> Vec<ClientId> {
-        let count = at_most.min(self.to_close.len());
-        let taken = self.to_close.drain(..count).collect();
-        give_back(&mut self.to_close);
-        taken
+        let taken = (0..at_most).map_while(|_| self.to_close.pop_first());
+        taken.collect()
     }
 
     /// The lock that is due next, if one is. Nothing changes.
     pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
-        let wait = || self.queues.key_of(*self.unchecked.front()?);
+        let wait = || self.queues.key_of(*self.unchecked.first()?);
         let ended = self.ended.next_key().cloned();
         ended
             .or_else(renewal)
@@ -159,20 +158,16 @@ impl LockTable {
     /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
         const KINDS: usize = 5;
-        for _ in 0..KINDS {
+        (0..KINDS).find_map(|_| {
             self.turn = (self.turn + 1) % KINDS;
-            let due = match self.turn {
+            match self.turn {
                 0 => self.ended.next_key().cloned().map(Due::recheck),
                 1 => self.take_renewal(now_ms),
                 2 => self.queues.take_due(now_ms).map(Due::recheck),
                 3 => self.queues.take_next_of_round().map(Due::recheck),
                 _ => self.take_unchecked(),
-            };
-            if due.is_some() {
-                return due;
             }
-        }
-        None
+        })
     }
 
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
@@ -185,8 +180,7 @@ impl LockTable {
     }
 
     fn take_unchecked(&mut self) -> Option<Due> {
-        while let Some(id) = self.unchecked.pop_front() {
-            give_back(&mut self.unchecked);
+        while let Some(id) = self.unchecked.pop_first() {
             // Who waits no more need not be checked.
             if let Some(key) = self.queues.key_of(id).cloned() {
                 let work = Work::CheckWait(id);
@@ -226,13 +220,6 @@ impl LockTable {
         })
     }
 
-    /// How long before the end of a lease that could not be kept up its connection is
-    /// closed. That of others may have to be closed at the same time.
-    fn closed_before_ms(&self, lease: Lease) -> i64 {
-        let crowd_ms = i64::try_from(self.sessions.len() / CLOSED_A_MS).unwrap_or(i64::MAX);
-        CLOSED_BEFORE_MS + crowd_ms.min(lease.ms() / 2)
-    }
-
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
     /// before the lease is over, its connection is closed.
     fn not_kept(&mut self, hold: HoldId, now_ms: i64) {
@@ -243,12 +230,12 @@ impl LockTable {
             self.sessions.unbind(hold.key.as_ref(), &hold.owner);
             return;
         }
-        let left_ms = binding.kept_until_ms - now_ms - self.closed_before_ms(binding.lease);
+        // The connections of others may have to be closed at the same time.
+        let crowd_ms = i64::try_from(self.sessions.len() / CLOSED_A_MS).unwrap_or(i64::MAX);
+        let closed_before_ms = CLOSED_BEFORE_MS + crowd_ms.min(binding.lease.ms() / 2);
+        let left_ms = binding.kept_until_ms - now_ms - closed_before_ms;
         if left_ms <= 0 {
-            let clients = binding.clients.into_iter();
-            let last = self.to_close.back().copied();
-            self.to_close
-                .extend(clients.filter(|client| last != Some(*client)));
+            self.to_close.extend(binding.clients);
         } else {
             let again_ms = now_ms + left_ms.min(REFUSED_RETRY_MS).max(left_ms / 2);
             let (sessions, token) = (&mut self.sessions, Some(binding.token));
@@ -289,7 +276,7 @@ impl LockTable {
             Work::Keep(owner) => self.not_kept(HoldId::new(key, &owner), now_ms),
             // Where the wait is looked at again, it may be redirected by then.
             Work::CheckWait(id) if why == NotNow::Refused => {
-                self.unchecked.push_front(id);
+                self.unchecked.insert(id);
             }
             Work::Recheck | Work::CheckWait(_) => {}
         }
@@ -298,7 +285,8 @@ impl LockTable {
 
     /// The server refuses every write. Does what can be done without for at most `at_most`
     /// of the sessions that are due. Returns when to go on, if anything is left to be done or to be tried again.
-    pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> Option<i64> {
+    pub fn put_off_everything(&mut self, now: Now, at_most: usize) -> Option<i64> {
+        let now_ms = now.ms();
         for _ in 0..at_most {
             match self.sessions.take_due(now_ms) {
                 Some(hold) => self.not_kept(hold, now_ms),
@@ -310,13 +298,8 @@ impl LockTable {
             // No session may be believed in for longer than it is kept up.
             return Some(now_ms);
         }
-        let is_anything_left = self.anybody_waits()
-            || !self.ended.is_empty()
-            || !self.sessions.is_empty()
-            || !self.time_outs.is_empty()
-            || !self.untold.is_empty()
-            || !self.gone.is_empty();
-        is_anything_left.then(|| now_ms.saturating_add(REFUSED_RETRY_MS))
+        let again_ms = now_ms.saturating_add(REFUSED_RETRY_MS);
+        self.wake_at_ms(now).map(|_| again_ms)
     }
 
     /// This server has become a replica, which keeps up no lease, and the new primary
@@ -328,9 +311,7 @@ impl LockTable {
             let Some(clients) = self.sessions.forget_any() else {
                 break;
             };
-            let last = self.to_close.back().copied();
-            let others = clients.into_iter().filter(|client| last != Some(*client));
-            self.to_close.extend(others);
+            self.to_close.extend(clients);
         }
         self.outbox = Default::default();
         self.acks.forget_all();
@@ -351,13 +332,6 @@ impl LockTable {
         }
         // Many at once cost less than one at a time.
         at_ms - at_ms % REGULAR_RECHECKS_TOGETHER_MS
-    }
-
-    /// What is certain of another lock, without what is over.
-    pub(super) fn certain(&mut self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> Lock {
-        self.end_gone_on(key, &lock);
-        self.end_in_view(key, &mut lock, now);
-        lock
     }
 
     /// Whether this waiter is in a queue.

@@ -71,13 +71,7 @@ impl Transition<'_> {
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {
-        let held = self.lock.holder(&ended.owner);
-        let Some(held) = held.filter(|held| held.token == Some(ended.token)).cloned() else {
-            return;
-        };
-        let left = ended.left.min(held.holds);
-        self.lock.leave(&ended.owner, left, &mut self.step.effects);
-        if left == 0 {
+        if let Some((held, 0)) = ended.end(&mut self.lock, &mut self.step.effects) {
             self.count_release(&held, Some(ended.by));
         }
     }
@@ -88,12 +82,11 @@ impl Transition<'_> {
         self.step.freed = true;
         self.step.events.push(LockEvent::Released);
         #[cfg(feature = "planted-faults")]
-        let is_bound_on = Fault::BindingKept.planted();
-        #[cfg(not(feature = "planted-faults"))]
-        let is_bound_on = false;
-        if !is_bound_on {
+        if !Fault::BindingKept.planted() {
             self.table.sessions.unbind(self.key, &held.owner);
         }
+        #[cfg(not(feature = "planted-faults"))]
+        self.table.sessions.unbind(self.key, &held.owner);
         let metrics = &mut self.table.metrics;
         match ended_by {
             None => metrics.releases += 1,

@@ -286,14 +286,14 @@ impl Transition<'_> {
     /// The token of the next grant.
     fn next_token(&self) -> Option<FencingToken> {
         let mut tokens = self.table.tokens.clone();
-        tokens.next(self.now.us, self.lock.last_token()).ok()
+        tokens.next(self.now.us, self.lock.last_token).ok()
     }
 
     /// Has a place told that it is granted the lock. If nobody hears that, nothing is
     /// granted, and the place is gone.
     fn say_and_serve(&mut self, id: WaiterId, token: FencingToken) {
         let waiter = self.table.queues.waiter(id);
-        let Some(Addressee::Place(mut place)) = waiter.map(Waiter::addressee) else {
+        let Some(mut place) = waiter.and_then(Waiter::place) else {
             return;
         };
         place.first_lease = self.first_lease(place.first_lease);

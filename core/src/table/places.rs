@@ -27,8 +27,7 @@ impl Transition<'_> {
             match channel == earlier.wait.channel.as_ref() {
                 true => {
                     let ended = self.table.take_out(id, now_ms);
-                    let told = ended.map(|ended| (ended.addressee(), Answer::NotGranted));
-                    self.replaced.extend(told);
+                    self.replaced.extend(ended.map(|ended| ended.addressee()));
                 }
                 false => self.end_wait(id),
             }
@@ -51,14 +50,20 @@ impl Transition<'_> {
         let its = untold.range(WaiterId::all_behind(hold));
         let its: Vec<_> = its.map(|(name, _)| name.clone()).collect();
         for name in its {
-            let Some((to, answer)) = self.table.untold.remove(&name) else {
+            let Some(place) = self.table.untold.remove(&name) else {
                 continue;
             };
-            match matches!(&to, Addressee::Place(place) if Some(&place.channel) == channel) {
-                true => self.replaced.push((to, answer)),
-                false => self.step.answers.push((to, answer)),
+            match Some(&place.channel) == channel {
+                true => self.replaced.push(Addressee::Place(place)),
+                false => self.tell_not_granted([Addressee::Place(place)]),
             }
         }
+    }
+
+    /// Tells these that they are not granted what they waited for.
+    pub(super) fn tell_not_granted(&mut self, ended: impl IntoIterator<Item = Addressee>) {
+        let told = ended.into_iter().map(|to| (to, Answer::NotGranted));
+        self.step.answers.extend(told);
     }
 
     /// An owner that holds nothing after a release hears of no grant, and if it held nothing
@@ -71,7 +76,7 @@ impl Transition<'_> {
         if let Some((id, _)) = self.untold_grant(&request.owner)
             && let Some(out) = self.table.take_out_of_box(id)
         {
-            self.step.answers.push((out.to, Answer::NotGranted));
+            self.tell_not_granted([out.to]);
         }
         if held {
             return;
@@ -153,10 +158,10 @@ impl LockTable {
             answers.extend(self.leave(id, WaitEnd::TimeUp, now.ms()));
         }
         for _ in 0..at_most {
-            let Some((_, told)) = self.untold.pop_first() else {
+            let Some((_, place)) = self.untold.pop_first() else {
                 break;
             };
-            answers.push(told);
+            answers.push((Addressee::Place(place), Answer::NotGranted));
         }
         for _ in 0..at_most {
             let first = self.unclaimed.first_entry();
@@ -169,8 +174,9 @@ impl LockTable {
         answers
     }
 
-    /// Removes places that this server can't serve any more: at most `at_most`, and those
-    /// to which a grant is withheld. Their owners are told why.
+    /// Removes places of a server that has become a replica, which has ended the waits of blocked
+    /// clients itself: at most `at_most`, and those to which a grant is withheld. Their owners
+    /// are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for id in self.outbox.places() {
@@ -179,7 +185,7 @@ impl LockTable {
             }
         }
         while answers.len() < at_most
-            && let Some(id) = self.queues.any_place()
+            && let Some(id) = self.queues.longest().map(|waiter| waiter.id)
         {
             self.metrics.waits_refused += 1;
             let refused = self.remove_waiter(id);
@@ -191,17 +197,8 @@ impl LockTable {
 
     /// The first places for this lock, at most `at_most`.
     pub fn places_of(&self, key: KeyRef<'_>, at_most: usize) -> Vec<Place> {
-        let addressees = self.queues.waiters(key).map(Waiter::addressee);
-        let places = addressees.filter_map(|addressee| match addressee {
-            Addressee::Place(place) => Some(*place),
-            Addressee::Blocked(..) => None,
-        });
+        let places = self.queues.waiters(key).filter_map(Waiter::place);
         places.take(at_most).collect()
-    }
-
-    /// Removes a place to which nobody listens.
-    pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
-        self.leave(place.id, WaitEnd::Gone, now_ms);
     }
 
     /// How many places there are.

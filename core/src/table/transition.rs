@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, LockTable, LogLine, Outcome, Step, World};
+use super::{LockTable, LogLine, Outcome, Step, World};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
@@ -34,7 +34,7 @@ pub struct Transition<'t> {
     /// What whoever asks waits with already, and whether this request has its position.
     pub(super) earlier: Option<(WaiterId, bool)>,
     /// Ends of places of which a later request on the same channel tells, unless it is refused.
-    pub(super) replaced: Vec<(Addressee, Answer)>,
+    pub(super) replaced: Vec<Addressee>,
     /// Whether who asks waits from now on.
     pub(super) has_queued: bool,
     pub(super) step: Step,
@@ -102,9 +102,9 @@ impl<'t> Transition<'t> {
                 Ok(Released::LastHold) => self.count_release(held, None),
                 Ok(Released::StillHeld) => {
                     self.told(&request.owner);
-                    let (key, left) = (self.key, self.holds_of(&request.owner));
+                    let left = self.holds_of(&request.owner);
                     let outbox = &mut self.table.outbox;
-                    outbox.released(|| HoldId::new(key, &request.owner), left);
+                    outbox.released(self.key, &request.owner, left);
                 }
                 Ok(Released::NotHeld) => self.table.metrics.tokens_refused += 1,
                 Err(_) => {}
@@ -141,9 +141,8 @@ impl<'t> Transition<'t> {
                 // As a confirmation does.
                 self.step.stream_goes_on = true;
                 self.told(owner);
-                let (key, holds) = (self.key, self.holds_of(owner));
-                let outbox = &mut self.table.outbox;
-                outbox.renewed(|| HoldId::new(key, owner), holds);
+                let holds = self.holds_of(owner);
+                self.table.outbox.renewed(self.key, owner, holds);
             }
         }
         Ok(true)
@@ -161,7 +160,8 @@ impl<'t> Transition<'t> {
 
     /// Returns whether the lock is held with this token.
     pub fn guard(&mut self, token: FencingToken) -> Result<bool, LockError> {
-        let is_held = self.lock.hold_with(token).is_some();
+        let mut holders = self.lock.holders().iter();
+        let is_held = holders.any(|holder| holder.token == Some(token));
         self.table.metrics.tokens_refused += u64::from(!is_held);
         Ok(is_held)
     }

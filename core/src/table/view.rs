@@ -80,7 +80,7 @@ impl LockTable {
     pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
         let ttl_ms = match lock == Lock::default() {
             true => -2,
-            false => left_ms(lock.expires_at_ms(), now.ms()),
+            false => left_ms(lock.expires_at_ms, now.ms()),
         };
         self.end_in_view(key, &mut lock, now);
         let holders = lock.holders().iter().map(|holder| {
@@ -104,7 +104,7 @@ impl LockTable {
         };
         LockView {
             limit: lock.strictest_limit(),
-            token: lock.last_token(),
+            token: lock.last_token,
             ttl_ms,
             holding,
             holders,
@@ -153,11 +153,7 @@ impl LockTable {
         let unwritten = &mut Effects::new();
         lock.end_leases(now, unwritten);
         for ended in self.ended.of(key) {
-            let held = lock.holder(&ended.owner);
-            if let Some(held) = held.filter(|held| held.token == Some(ended.token)) {
-                let left = ended.left.min(held.holds);
-                lock.leave(&ended.owner, left, unwritten);
-            }
+            ended.end(lock, unwritten);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Transition<'_> {
         let is_certain = self.look_for_cycle(&request, None, reads)?;
         let id = self.push(request, wait)?;
         if !is_certain {
-            self.table.unchecked.push_back(id);
+            self.table.unchecked.insert(id);
         }
         Ok(id)
     }
@@ -161,8 +161,9 @@ impl Transition<'_> {
                 return Ok(false);
             }
             for key in uncertain {
-                let stored = self.world.read(key.as_ref());
-                let lock = self.table.certain(key.as_ref(), stored, self.now);
+                let mut lock = self.world.read(key.as_ref());
+                self.table.end_gone_on(key.as_ref(), &lock);
+                self.table.end_in_view(key.as_ref(), &mut lock, self.now);
                 certain.insert(key, lock);
             }
         }

@@ -29,13 +29,13 @@ pub(super) fn no_hold_is_without_an_end(key: usize, lock: &Lock) -> Checked {
     let last_ms = lock.holders().iter().map(|one| one.lease_end_ms).max();
     let is_right = match last_ms {
         None => true,
-        Some(last_ms) => lock.expires_at_ms().is_some() && lock.expires_at_ms() == last_ms,
+        Some(last_ms) => lock.expires_at_ms.is_some() && lock.expires_at_ms == last_ms,
     };
     ensure(is_right, || {
         format!(
             "the last lease of {} ends at {last_ms:?}, and the key expires at {:?}",
             key_name(key),
-            lock.expires_at_ms()
+            lock.expires_at_ms
         )
     })
 }
@@ -59,8 +59,8 @@ fn is_same(world: &World, key: usize, remembered: &Lock, stored: &Lock) -> Check
             .all(|one| stored.holder(&one.owner) == Some(one));
     // Of a free lock nothing is stored.
     let same_rest = stored.is_free()
-        || remembered.last_token() == stored.last_token()
-            && remembered.expires_at_ms() == stored.expires_at_ms();
+        || remembered.last_token == stored.last_token
+            && remembered.expires_at_ms == stored.expires_at_ms;
     ensure(same_holders && same_rest, || {
         format!(
             "{} is remembered to be held by {}, and is stored as held by {}",
@@ -181,10 +181,7 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
     let over: Vec<WaiterId> = over.map(|place| place.id).collect();
     let waiters = view.waiters.iter();
     let waiters: Vec<(usize, Option<ClientId>)> = waiters
-        .map(|one| {
-            let client = (!one.is_place()).then_some(one.wait.client);
-            (world.owner_number(&one.request.owner), client)
-        })
+        .map(|one| (world.owner_number(&one.request.owner), one.client()))
         .collect();
     let expected = waiting.iter().filter(|(id, ..)| !over.contains(id));
     let expected: Vec<(usize, Option<ClientId>)> = expected

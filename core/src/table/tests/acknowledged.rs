@@ -200,8 +200,8 @@ fn what_is_still_to_be_told_is_told_where_writes_are_refused() {
     server.disconnect(7);
     let (reply, token) = server.take_withheld(key, ask("b").now());
     let is_anything_left = |server: &mut Server| {
-        let now_ms = server.ms();
-        server.table.put_off_everything(now_ms, 64).is_some()
+        let now = server.now();
+        server.table.put_off_everything(now, 64).is_some()
     };
     // The end of a place, when nothing else is left.
     assert_eq!(server.settle(), [(reply, Answer::Granted(token))]);
@@ -581,7 +581,7 @@ fn a_renewal_is_told_once_it_is_acknowledged_and_its_lease_stays() {
     assert_eq!(server.give_up(), [unsafe_to_say(id)]);
     server.run();
     assert_eq!(server.holds(K, "a"), 1);
-    let ends_ms = server.lock(K).expires_at_ms();
+    let ends_ms = server.lock(K).expires_at_ms;
     assert_eq!(ends_ms, Some(server.ms() - TIMEOUT_MS + 3 * LEASE_MS));
     server.release(K, "a");
     server.check_nothing_is_left();
@@ -764,7 +764,7 @@ fn a_hold_without_a_token_gets_it_by_a_renewal_and_can_be_told_of() {
     let end_ms = START_MS + LEASE_MS;
     server.put(K, Value::by_redisson(&owner("a"), end_ms));
     let id = server.renew_withheld("a", 1, 2 * LEASE_MS);
-    assert!(server.lock(K).last_token().is_some());
+    assert!(server.lock(K).last_token.is_some());
     assert_eq!(server.settle(), [(id, Answer::Renewed(true))]);
     server.release(K, "a");
     server.check_nothing_is_left();
@@ -806,7 +806,7 @@ fn a_re_entry_that_is_not_acknowledged_keeps_no_session_up() {
     server.sleep(LEASE_MS - 2000 - 20);
     server.give_up();
     server.pass(1);
-    assert_eq!(server.table.to_close, [ask("a").client]);
+    assert_eq!(server.table.to_close, [ask("a").client].into());
 }
 
 #[test]

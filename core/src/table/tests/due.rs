@@ -114,7 +114,7 @@ fn every_kind_of_work_has_its_turn() {
     let x = server.wait(M, ask("x"));
     server.sleep(10);
     server.table.key_touched(M, server.ms());
-    server.table.unchecked.push_back(x);
+    server.table.unchecked.insert(x);
     let mut kinds = Vec::new();
     for _ in 0..4 {
         let due = server.table.take_due(server.ms()).unwrap();
@@ -147,7 +147,7 @@ fn the_next_lock_is_seen_before_it_is_taken() {
     server.run();
     server.take(M, ask("m"));
     let x = server.wait(M, ask("x"));
-    server.table.unchecked.push_back(x);
+    server.table.unchecked.insert(x);
     assert_eq!(next(&server), Some(M.into()));
     server.run();
     assert_eq!(next(&server), None);
@@ -187,19 +187,19 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
     server.disconnect(ask("a").client.0);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
-    assert!(server.table.put_off_everything(server.ms(), 64).is_some());
+    assert!(server.table.put_off_everything(server.now(), 64).is_some());
     server.run();
     assert_eq!(server.holders(K), [""; 0]);
-    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
+    assert_eq!(server.table.put_off_everything(server.now(), 64), None);
 }
 
 #[test]
 fn as_long_as_anybody_waits_it_is_tried_again_whether_writes_are_refused() {
     let (mut server, b) = contended();
-    let again_ms = server.table.put_off_everything(server.ms(), 64);
+    let again_ms = server.table.put_off_everything(server.now(), 64);
     assert_eq!(again_ms, Some(server.ms() + REFUSED_RETRY_MS));
     server.leave(b);
-    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
+    assert_eq!(server.table.put_off_everything(server.now(), 64), None);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
     let (mut server, b) = contended();
     for (why, checks) in [(NotNow::Refused, 1), (NotNow::NotServedHere, 0)] {
         server.table.unchecked.clear();
-        server.table.unchecked.push_back(b);
+        server.table.unchecked.insert(b);
         let due = server.table.take_due(server.ms()).unwrap();
         assert!(matches!(due.work, Work::CheckWait(_)));
         server.table.put_off(due, why, server.ms());
@@ -240,7 +240,7 @@ fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
 #[test]
 fn who_waits_no_more_is_not_checked() {
     let (mut server, b) = contended();
-    server.table.unchecked.push_back(b);
+    server.table.unchecked.insert(b);
     server.leave(b);
     assert!(server.table.take_due(server.ms()).is_none());
 }
@@ -310,7 +310,7 @@ fn a_crowd_of_sessions_is_closed_in_time_where_writes_are_refused() {
     let ends_ms = server.ms() + LEASE_MS;
     let mut closed = Vec::new();
     while closed.len() < 2 {
-        let again_ms = server.table.put_off_everything(server.ms(), 64).unwrap();
+        let again_ms = server.table.put_off_everything(server.now(), 64).unwrap();
         for client in server.table.take_clients_to_close(64) {
             server.table.connection_ended(client);
             closed.push((client, server.ms()));

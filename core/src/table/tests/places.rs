@@ -475,7 +475,9 @@ fn a_place_to_which_nobody_listens_is_removed_and_the_others_keep_theirs() {
     let found: Vec<WaiterId> = places.iter().map(|place| place.id).collect();
     assert_eq!(found, ids[..2]);
     let now_ms = server.ms();
-    server.table.leave_place(&places[0], now_ms);
+    server
+        .table
+        .waiter_left(places[0].id, WaitEnd::Gone, now_ms);
     assert_eq!(order(&server), ["b", "c"]);
     server.release(K, "x");
     assert_eq!(server.granted(), [ids[1]]);
@@ -582,7 +584,7 @@ fn a_grant_that_nobody_claims_is_unbound_where_writes_are_refused() {
     server.release(K, "x");
     assert_eq!(server.table.totals(server.now()).sessions, 1);
     server.sleep(CLAIM_MS + 1);
-    server.table.put_off_everything(server.ms(), 64);
+    server.table.put_off_everything(server.now(), 64);
     assert_eq!(server.table.totals(server.now()).sessions, 0);
     assert!(server.table.to_close.is_empty());
 }

@@ -69,7 +69,7 @@ impl World {
     /// A replica keeps the greatest token that it receives.
     pub(super) fn receive_token(&mut self, at: usize) {
         let now = self.now(at);
-        if let Some(token) = self.stored(at).last_token() {
+        if let Some(token) = self.stored(at).last_token {
             self.nodes[at].table.token_received(token, now);
         }
     }
