@@ -20,16 +20,14 @@ use crate::protection::Protection;
 use crate::words::outcome;
 
 mod ears;
-mod holdings;
-mod pairs;
+mod holds;
 mod places;
 mod quiet;
 mod rounds;
-mod sessions;
 pub mod sets;
 
 use ears::Ears;
-use holdings::{Hold, Reign};
+use holds::{Hold, Reign};
 use sets::Workload;
 
 /// No lease of a client on one server is longer.
@@ -118,6 +116,7 @@ pub struct Client {
     pub(crate) connection: Option<Connected>,
     pub(crate) ears: Option<Ears>,
     connections: usize,
+    companions: usize,
     /// How many owners it has been, unless it has a name.
     owners: usize,
     pub(crate) name: Option<String>,
@@ -167,20 +166,11 @@ impl Client {
             connection: None,
             ears: None,
             connections: 0,
+            companions: 0,
             owners: 0,
             name: None,
             believed: None,
         }
-    }
-
-    /// Works until the faults are over, and then takes each lock once more, or any lock some
-    /// times more.
-    pub fn run(mut self) -> Result<(), String> {
-        if self.is_watched() {
-            return self.follow();
-        }
-        self.work_on_one_server();
-        Ok(())
     }
 
     /// Whether events are in the order in which this client makes them.
@@ -369,7 +359,7 @@ impl Client {
             Outcome::NotHeld | Outcome::NotAvailable
                 if self.is_dismissed(request, sent, &connected) =>
             {
-                Outcome::Error(holdings::DISMISSED.into())
+                Outcome::Error(holds::DISMISSED.into())
             }
             other => other,
         };

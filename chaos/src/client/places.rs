@@ -10,9 +10,8 @@ use std::time::Duration;
 use rand::RngExt;
 use redis_lock_testing::Told;
 
-use super::rounds::{Extent, Section};
-use super::sessions::SESSION_LEASE_MS_MIN;
-use super::{Client, Connected, Ears, LEASE_MS_MAX, Wrap, transmit};
+use super::holds::Hold;
+use super::{Client, Wrap, transmit};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
 use crate::locks::in_database;
@@ -22,7 +21,7 @@ use crate::words::outcome_of_place;
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
 /// A request that stands in the queue.
-struct Place {
+pub(super) struct Place {
     owner: usize,
     lock: String,
     ask: Acquire,
@@ -33,13 +32,6 @@ struct Place {
     next: Option<(Nanos, Doubt)>,
     is_sent_again: bool,
     is_given_up: bool,
-}
-
-/// A place that does not use what it is granted, and its ways to the server.
-pub(super) struct Idle {
-    place: Place,
-    connection: Option<Connected>,
-    ears: Option<Ears>,
 }
 
 /// What somebody does who has waited for some time.
@@ -54,119 +46,62 @@ enum Doubt {
 impl Client {
     /// Has some places, and serves the messages as they come.
     pub(super) fn place_round(&mut self) {
-        let usual = self.connection.take();
         let in_resp3 = self.rng.random_bool(0.5);
-        if self.open_ears(in_resp3) {
-            let mut line = Vec::new();
-            for _ in 0..self.rng.random_range(1..=4) {
-                if self.is_deaf() {
-                    break;
-                }
-                self.owners += 1;
-                let (lock, mode) = self.any_lock();
-                let session = self.rng.random_bool(0.2);
-                let ask = Acquire {
-                    lease_ms: match session {
-                        true => self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
-                        false => self.any_lease_ms(),
-                    },
-                    block_ms: Some(self.rng.random_range(50..=1500)),
-                    mode,
-                    hold: self.rng.random_bool(0.5).then_some(1),
-                    session,
-                    ..Acquire::default()
-                };
-                line.extend(self.stand_in_line(&lock, ask));
-            }
-            if self.rng.random_bool(0.1) {
-                self.close_ears();
-            }
-            self.serve(line);
+        if !self.open_ears(in_resp3) {
+            return;
         }
-        self.close_ears();
-        self.owners += 1;
-        self.connection = usual;
-    }
-
-    /// Waits for a lock by a place as long as it takes, and gives it back at once.
-    pub(super) fn last_place_round(&mut self, lock: &str) {
-        let usual = self.connection.take();
-        let in_resp3 = self.rng.random_bool(0.5);
-        if self.open_ears(in_resp3) {
+        let mut line = Vec::new();
+        for _ in 0..self.rng.random_range(1..=4) {
+            if self.is_deaf() {
+                break;
+            }
+            self.owners += 1;
+            let (lock, mode) = self.any_lock();
+            let session = self.rng.random_bool(0.2);
             let ask = Acquire {
-                lease_ms: LEASE_MS_MAX,
-                block_ms: Some(60_000),
-                hold: Some(1),
+                lease_ms: self.any_lease_ms(session),
+                block_ms: Some(self.rng.random_range(50..=1500)),
+                mode,
+                hold: self.rng.random_bool(0.5).then_some(1),
+                session,
                 ..Acquire::default()
             };
-            let line = self.stand_in_line(lock, ask);
-            self.serve(line.into_iter().collect());
+            match self.ask_for_place(&lock, ask) {
+                Ok(place) => line.push(place),
+                Err(outcome) => self.hold(&lock, ask, &outcome, clock::now()),
+            }
         }
-        self.close_ears();
-        self.connection = usual;
-    }
-
-    /// Another owner has a place, and hears of its grant or does not.
-    pub(super) fn idle_place(&mut self, lock: &str, is_heard: bool) -> Option<Idle> {
-        self.owners += 1;
-        let in_resp3 = self.rng.random_bool(0.5);
-        let ask = Acquire {
-            lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=LEASE_MS_MAX),
-            block_ms: Some(3000),
-            session: is_heard,
-            ..Acquire::default()
-        };
-        let is_open = self.open_ears(in_resp3);
-        let place = is_open.then(|| self.stand_in_line(lock, ask)).flatten();
-        let (connection, ears) = match is_heard {
-            true => (self.connection.take(), self.ears.take()),
-            false => (None, None),
-        };
-        self.close_ears();
-        let place = place?;
-        if !is_heard {
-            let outcome = self.unheard();
-            self.ended(place.operation, outcome);
-            return None;
-        }
-        Some(Idle {
-            place,
-            connection,
-            ears,
-        })
-    }
-
-    /// Hears of the grant of a place, and does not claim it.
-    pub(super) fn hear_idly(&mut self, idle: &mut Idle) {
-        (self.connection, self.ears) = (idle.connection.take(), idle.ears.take());
-        let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
-        let told = self.await_told(|_| clock::now() < deadline);
-        if told.is_none() {
+        if self.rng.random_bool(0.1) {
             self.close_ears();
         }
-        let (at, outcome) = told.unwrap_or_else(|| (clock::now(), self.unheard()));
-        self.shared.journal.ended(idle.place.operation, at, outcome);
-        (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
+        self.serve(line);
     }
 
     /// Waits for a lock by a place, and does nothing else meanwhile.
     pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Acquire) -> Outcome {
-        let place = match self.ask_for_place(lock, ask) {
-            Ok(place) => place,
-            Err(outcome) => return outcome,
-        };
-        let told = self.await_told(|client| !client.is_overdue(&place));
+        match self.ask_for_place(lock, ask) {
+            Ok(place) => self.await_end(&place, None),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Waits until a message tells of the end of a place, which need not come if this says
+    /// for how long.
+    pub(super) fn await_end(&mut self, place: &Place, until: Option<Nanos>) -> Outcome {
+        let told = self.await_told(|client| match until {
+            Some(until) => clock::now() < until,
+            None => !client.is_overdue(place),
+        });
         let (at, outcome) = told.unwrap_or_else(|| {
-            let outcome = match self.is_direct() && !self.is_deaf() {
+            let outcome = match until.is_none() && self.is_direct() && !self.is_deaf() {
                 true => Outcome::Silent,
                 false => self.unheard(),
             };
             self.close_ears();
             (clock::now(), outcome)
         });
-        self.shared
-            .journal
-            .ended(place.operation, at, outcome.clone());
+        let journal = &self.shared.journal;
+        journal.ended(place.operation, at, outcome.clone());
         outcome
     }
 
@@ -187,17 +122,8 @@ impl Client {
         }
     }
 
-    /// Asks for a place. Returns it, if there is one.
-    fn stand_in_line(&mut self, lock: &str, ask: Acquire) -> Option<Place> {
-        let asked = self.ask_for_place(lock, ask);
-        if let Err(Outcome::Granted(token)) = asked {
-            self.hold(lock, ask, token, false);
-        }
-        asked.ok()
-    }
-
     /// Asks for a place, or comes to another end.
-    fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
+    pub(super) fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
         let wrap = self.any_wrap(10);
         let connected = self.connected();
         if self.ears.is_none() {
@@ -267,7 +193,7 @@ impl Client {
                 };
                 self.ended(place.operation, outcome);
                 self.owners = place.owner;
-                self.release(&place.lock, None, Extent::All);
+                self.release(&place.lock, None, None);
             } else {
                 thread::sleep(LOOK_EVERY);
             }
@@ -275,14 +201,15 @@ impl Client {
         self.owners = newest;
         if !line.is_empty() {
             self.close_ears();
-            for place in line {
-                let outcome = self.unheard();
-                self.ended(place.operation, outcome);
-            }
+            line.iter().for_each(|place| self.ends_unheard(place));
         }
     }
 
-    /// What became of a place whose messages nobody hears any more.
+    /// Nobody hears any more what becomes of a place.
+    pub(super) fn ends_unheard(&self, place: &Place) {
+        self.ended(place.operation, self.unheard());
+    }
+
     pub(super) fn unheard(&self) -> Outcome {
         match self.is_direct() {
             true => Outcome::Lost,
@@ -311,17 +238,13 @@ impl Client {
         // asked for again.
         let ends_otherwise = place.is_sent_again || place.ask.session;
         if outcome == Outcome::NotAvailable && ends_otherwise && !place.is_given_up {
-            self.release(&place.lock, None, Extent::All);
-            let outcome = self.unheard();
-            return self.ended(place.operation, outcome);
+            self.release(&place.lock, None, None);
+            return self.ends_unheard(&place);
         }
-        self.shared
-            .journal
-            .ended(place.operation, at, outcome.clone());
-        if let Outcome::Told { token, .. } = outcome
-            && !place.is_given_up
-        {
-            self.hold(&place.lock, place.ask, token, true);
+        let journal = &self.shared.journal;
+        journal.ended(place.operation, at, outcome.clone());
+        if !place.is_given_up {
+            self.hold(&place.lock, place.ask, &outcome, at);
         }
     }
 
@@ -334,7 +257,7 @@ impl Client {
                 let (operation, lock) = (line[index].operation, line[index].lock.clone());
                 // It is told so a little later.
                 self.shared.journal.queued(operation, None);
-                self.release(&lock, None, Extent::All);
+                self.release(&lock, None, None);
             }
             Some((_, Doubt::ClosesSession)) => {
                 // The server may grant it before it sees the end. With RESP2 that is
@@ -377,8 +300,9 @@ impl Client {
                 transmit(connected, operation, request, clock::now(), &[words])
             }
             false => {
-                let given_up = (place.operation, Outcome::GivenUp);
-                self.ended(given_up.0, given_up.1);
+                self.shared
+                    .journal
+                    .ended(place.operation, clock::now(), Outcome::GivenUp);
                 let asked = self.ask(connected, &place.lock, Request::Acquire(ask), Wrap::Plain);
                 (place.operation, place.sent) = (asked.operation, asked.sent);
                 place.ask = ask;
@@ -405,45 +329,33 @@ impl Client {
             return;
         }
         let place = line.swap_remove(index);
-        match outcome {
-            Outcome::Granted(token) => self.hold(&place.lock, place.ask, token, false),
-            // What is refused changes nothing: the place is still there.
-            Outcome::Error(_) | Outcome::Deadlock(_) => {
-                self.close_ears();
-                let outcome = self.unheard();
-                self.ended(place.operation, outcome);
-            }
-            _ => {}
+        // What is refused changes nothing: the place is still there.
+        if matches!(outcome, Outcome::Error(_) | Outcome::Deadlock(_)) {
+            self.close_ears();
+            self.ends_unheard(&place);
         }
+        self.hold(&place.lock, place.ask, &outcome, clock::now());
     }
 
-    /// Has the lock, by a reply or by a message that is to be claimed.
-    fn hold(&mut self, lock: &str, ask: Acquire, token: i64, is_told: bool) {
-        let mut section = Section {
-            numbered: true,
-            ..Section::of(lock, ask, token)
+    /// Has the lock if this says so, a reply or a message that is to be claimed.
+    fn hold(&mut self, lock: &str, ask: Acquire, outcome: &Outcome, at: Nanos) {
+        let hold = Some(1);
+        let ask = Acquire { hold, ..ask };
+        let Some(mut hold) = Hold::told(self, (lock, ask), outcome, at) else {
+            return;
         };
         let claim_ms = CLAIM_TIMEOUT_MS;
+        let is_told = matches!(outcome, Outcome::Told { .. });
         let way = match self.faults_over() {
             true => 19,
             false if is_told && ask.session && self.rng.random_bool(0.2) => 4,
             false => self.rng.random_range(0..20),
         };
         let claims = match way {
-            // As who does not trust its ears.
-            0..=2 => {
-                let ask = Acquire {
-                    block_ms: None,
-                    hold: Some(1),
-                    claim_ms: None,
-                    ..ask
-                };
-                let outcome = self.acquire(lock, ask);
-                outcome == Outcome::Granted(token) && self.work(&mut section, false)
-            }
+            0..=2 => self.acquires_again(&hold) && self.work(&mut hold),
             3 => {
                 self.sleep(claim_ms, claim_ms + 300);
-                self.renew(&section);
+                self.renew(&mut hold, true);
                 false
             }
             // Nobody claims it.
@@ -451,11 +363,11 @@ impl Client {
             5 if is_told => return,
             6 => return self.close_ears(),
             19 => false,
-            _ => self.work(&mut section, is_told),
+            _ => self.work(&mut hold),
         };
-        let is_left = claims && !ask.session && self.leave(&section);
+        let is_left = claims && !ask.session && self.leave(&mut hold);
         if !is_left {
-            self.release(lock, None, Extent::All);
+            self.release(lock, None, None);
         }
     }
 }

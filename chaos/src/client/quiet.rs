@@ -2,17 +2,21 @@
 //! the server look at them. Before one that waits another may have a place that it does
 //! not use.
 
-use rand::RngExt;
+use std::sync::Arc;
 
+use rand::RngExt;
 use redis_lock_testing::Wait;
 
-use super::rounds::{Extent, Section};
+use super::holds::release;
 use super::{Asked, Client, Wrap};
 use crate::clock;
-use crate::history::{Acquire, MS, Mode, Outcome, Request};
+use crate::history::{Acquire, MS, Outcome, Request};
 use crate::locks::in_database;
 use crate::protection::CLAIM_TIMEOUT_MS;
 use crate::words::outcome;
+
+/// The numbers of one client's companions are so far apart. Its database goes by the last digit.
+const COMPANION: usize = 100_000;
 
 /// How a hold ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,10 +28,8 @@ enum End {
 }
 
 impl Client {
-    /// Lets a hold end while other owners wait.
+    /// Lets a hold end while others wait.
     pub(super) fn quiet_round(&mut self) {
-        self.owners += 1;
-        let holder = self.owners;
         let lock = in_database(self.database, &format!("quiet:{}", self.id));
         let (end, lease_ms) = match self.rng.random_range(0..3) {
             0 => (End::Lease, 50..=300),
@@ -40,46 +42,61 @@ impl Client {
             session: end == End::Session,
             ..Acquire::default()
         };
-        // A session has a connection of its own.
-        let usual = self.connection.take();
-        let held = matches!(self.acquire(&lock, ask), Outcome::Granted(_)) && self.ping(&lock);
-        let own = self.connection.take();
-        if let Some(own) = own {
-            if held && end == End::ReleaseToTheDead {
-                let dying = self.quiet_waiter(&lock, ask);
-                let staying = self.quiet_waiter(&lock, ask);
-                let (waiter, killed) = (self.owners, Some(dying.connected.id));
-                self.owners = holder;
-                let (hold, fence, all) = (None, None, true);
-                let request = Request::Release { hold, fence, all };
-                let asked = self.ask(own, &lock, request, Wrap::Transaction(killed));
-                self.hear(asked);
-                self.see_killed(dying);
-                self.owners = waiter;
-                self.hear_quietly(&lock, staying);
-            } else if held {
-                let has_idle = self.rng.random_bool(0.7);
-                let is_heard = end != End::Session || self.rng.random_bool(0.4);
-                let mut idle = has_idle.then(|| self.idle_place(&lock, is_heard)).flatten();
-                let staying = self.quiet_waiter(&lock, ask);
-                let waiter = self.owners;
-                self.owners = holder;
-                if has_idle && !is_heard {
-                    // So long it may be supposed to have been granted before.
-                    self.sleep(CLAIM_TIMEOUT_MS + 120, CLAIM_TIMEOUT_MS + 200);
-                }
-                if end == End::Session {
-                    self.close(&lock, own);
-                }
-                self.owners = waiter;
-                idle.iter_mut().for_each(|idle| self.hear_idly(idle));
-                self.hear_quietly(&lock, staying);
-            } else {
+        let held = self.acquire(&lock, ask).token().is_some() && self.ping(&lock);
+        let Some(own) = self.connection.take() else {
+            return;
+        };
+        if !held {
+            self.close(&lock, own);
+        } else if end == End::ReleaseToTheDead {
+            let (mut dying, mut staying) = (self.another(), self.another());
+            let [dies, stays] = [&mut dying, &mut staying].map(|one| one.waits(&lock, ask));
+            let wrap = Wrap::Transaction(Some(dies.connected.id));
+            let asked = self.ask(own, &lock, release(None, None), wrap);
+            self.hear(asked);
+            dying.see_killed(dies);
+            staying.hear_quietly(&lock, stays);
+        } else {
+            let has_idle = self.rng.random_bool(0.7);
+            let is_heard = end != End::Session || self.rng.random_bool(0.4);
+            let (mut idle, mut staying) = (self.another(), self.another());
+            let ask_idly = Acquire {
+                lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=2000),
+                block_ms: Some(3000),
+                session: is_heard,
+                ..Acquire::default()
+            };
+            let in_resp3 = self.rng.random_bool(0.5);
+            let has_idle = has_idle && idle.open_ears(in_resp3);
+            let place = match has_idle {
+                true => idle.ask_for_place(&lock, ask_idly).ok(),
+                false => None,
+            };
+            if !is_heard {
+                idle.close_ears();
+                place.iter().for_each(|place| idle.ends_unheard(place));
+            }
+            let stays = staying.waits(&lock, ask);
+            if has_idle && !is_heard {
+                // So long it may be supposed to have been granted before.
+                self.sleep(CLAIM_TIMEOUT_MS + 120, CLAIM_TIMEOUT_MS + 200);
+            }
+            if end == End::Session {
                 self.close(&lock, own);
             }
+            if let Some(place) = place.filter(|_| is_heard) {
+                // Hears of the grant, and does not claim it.
+                idle.await_end(&place, Some(clock::now() + CLAIM_TIMEOUT_MS * MS));
+            }
+            staying.hear_quietly(&lock, stays);
         }
-        self.owners += 1;
-        self.connection = usual;
+    }
+
+    /// Another client, and another owner.
+    fn another(&mut self) -> Self {
+        self.companions += 1;
+        let id = self.id + COMPANION * self.companions;
+        Self::new(id, self.rng.random(), self.side, Arc::clone(&self.shared))
     }
 
     /// Hears the last of a connection that was ended in the turn in which its
@@ -102,9 +119,8 @@ impl Client {
         self.ended(operation, outcome);
     }
 
-    /// Another owner waits for some time.
-    fn quiet_waiter(&mut self, lock: &str, ask: Acquire) -> Asked {
-        self.owners += 1;
+    /// Waits for some time.
+    fn waits(&mut self, lock: &str, ask: Acquire) -> Asked {
         let connected = self.connected();
         let ask = Acquire {
             block_ms: Some(1500),
@@ -117,18 +133,11 @@ impl Client {
     }
 
     fn hear_quietly(&mut self, lock: &str, asked: Asked) {
-        if let Outcome::Granted(token) = self.answer(asked) {
-            self.release(lock, None, Extent::All);
+        if self.answer(asked).token().is_some() {
+            self.release(lock, None, None);
             // There is nothing to renew any more.
-            let section = Section {
-                lock: lock.to_owned(),
-                token,
-                holds: 0,
-                lease_ms: 100,
-                mode: Mode::Exclusive,
-                numbered: false,
-            };
-            self.renew_with(&section, None);
+            let (lease_ms, fence) = (100, None);
+            self.perform(lock, Request::Renew { lease_ms, fence });
         }
     }
 }

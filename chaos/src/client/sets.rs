@@ -25,7 +25,7 @@ use redis::Value;
 use redis_lock_testing::{Wait, reply_text};
 
 use super::Client;
-use super::holdings::{Hold, LAST_WAIT};
+use super::holds::{Hold, LAST_WAIT};
 use crate::clock;
 use crate::fleet::NODES;
 use crate::history::{Breach, History, MS, Outcome, Promise, Request};
@@ -63,7 +63,8 @@ impl Client {
         } else {
             self.sleep(0, 20);
         }
-        let element = self.element();
+        // No other hold has the same.
+        let element = (1_000_000 * self.id + self.owners) as u64;
         let value = format!("{elements} {element}");
         let guard = ["LOCK.GUARD", lock, &token];
         let write = ["SET", &set, value.trim_start()];

@@ -1,4 +1,4 @@
-//! Holdings of a client that goes from one primary to the next, and counts its leases itself.
+//! Holds of a client, which counts their leases itself where it goes from one primary to the next.
 //!
 //! # What is judged
 //!
@@ -48,18 +48,12 @@
 use rand::RngExt;
 use redis_lock_testing::{Connection, info_field, reply_text};
 
-use super::{Client, Connected};
+use super::{Client, Connected, is_lost};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
 
 /// What a client keeps in hand of a lease.
 const IN_HAND: Nanos = 20 * MS;
-
-/// How long a request waits in the queue at most.
-const BLOCK_MS_MAX: u64 = 1200;
-
-/// How long a hold is renewed at most.
-const HOLD_MS_MAX: u64 = 6000;
 
 /// How often a request is sent again whose outcome is unknown.
 const RESENT_MAX: usize = 5;
@@ -76,6 +70,8 @@ pub(super) struct Hold {
     pub(super) lock: String,
     pub(super) ask: Acquire,
     pub(super) token: i64,
+    /// How often its owner has the lock.
+    pub(super) count: u64,
     valid_until: Nanos,
     /// The reign in which it was told of last.
     reign: String,
@@ -110,83 +106,45 @@ impl Reign {
     }
 }
 
+impl Hold {
+    /// The hold that this answer tells of, to a request that was sent then.
+    pub(super) fn told(
+        client: &Client,
+        (lock, ask): (&str, Acquire),
+        outcome: &Outcome,
+        sent: Nanos,
+    ) -> Option<Self> {
+        let lease_ms = match *outcome {
+            Outcome::Told { lease_ms, .. } => lease_ms,
+            _ => ask.lease_ms,
+        };
+        let mut hold = Self {
+            lock: lock.to_owned(),
+            ask,
+            token: outcome.token()?,
+            count: 1,
+            valid_until: 0,
+            reign: String::new(),
+        };
+        hold.lasts(client, lease_ms, sent);
+        Some(hold)
+    }
+
+    /// It lasts for this lease since then, as its client was told now.
+    pub(super) fn lasts(&mut self, client: &Client, lease_ms: u64, sent: Nanos) {
+        self.valid_until = sent + (lease_ms * MS).saturating_sub(IN_HAND);
+        let connected = client.connection.as_ref();
+        self.reign = connected.map_or_else(String::new, |connected| connected.reign.name.clone());
+    }
+
+    fn is_valid(&self) -> bool {
+        clock::now() < self.valid_until
+    }
+}
+
 impl Client {
-    /// Works until the faults are over, and then takes each lock once more.
-    pub(super) fn follow(&mut self) -> Result<(), String> {
-        while !self.faults_over() {
-            self.holding();
-            self.sleep(0, 60);
-        }
-        let locks = self.shared.locks.names().to_vec();
-        locks.iter().try_for_each(|lock| self.last_holding(lock))
-    }
-
-    /// A number that no other holding has.
-    pub(super) fn element(&self) -> u64 {
-        (1_000_000 * self.id + self.owners) as u64
-    }
-
-    fn any_ask(&mut self) -> Acquire {
-        let most = self.shared.protection.lease_max_ms;
-        let lease_ms = if self.rng.random_bool(0.5) {
-            self.rng.random_range(100..=600)
-        } else {
-            self.rng.random_range(600..=most)
-        };
-        let waits = self.rng.random_bool(0.6);
-        let by_place = waits && self.rng.random_bool(0.5);
-        Acquire {
-            lease_ms,
-            block_ms: waits.then(|| self.rng.random_range(50..=BLOCK_MS_MAX)),
-            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
-            // A place is for a first hold anyway.
-            hold: (by_place || self.rng.random_bool(0.7)).then_some(1),
-            ..Acquire::default()
-        }
-    }
-
-    /// Takes a lock, keeps it for a while, and gives it back or does not.
-    fn holding(&mut self) {
-        self.owners += 1;
-        let lock = self.shared.locks.any_at_all(&mut self.rng);
-        let ask = self.any_ask();
-        let Some(mut hold) = self.take(&lock, ask) else {
-            return;
-        };
-        // A grant that may have waited can't be dated; its renewal can.
-        if ask.block_ms.is_some() && !self.renew_hold(&mut hold, true) {
-            return;
-        }
-        if let Some(workload) = self.shared.workload {
-            self.add(workload, &hold);
-            return self.release_hold(&hold);
-        }
-        let keep_ms = match self.rng.random_range(0..10) {
-            0..8 => self.rng.random_range(0..=60),
-            _ => self.rng.random_range(60..=HOLD_MS_MAX),
-        };
-        let end = clock::now() + keep_ms * MS;
-        while clock::now() < end && !self.faults_over() {
-            let third = hold.ask.lease_ms / 3;
-            let left_ms = end.saturating_sub(clock::now()) / MS;
-            self.sleep(0, third.min(left_ms));
-            let still_holds = if ask.hold.is_some() && self.rng.random_bool(0.2) {
-                // It may be a grace period that does not confirm it.
-                self.confirm(&mut hold) || self.shared.protection.grace_ms() > 0
-            } else {
-                self.renew_hold(&mut hold, false)
-            };
-            if !still_holds {
-                return;
-            }
-        }
-        if self.rng.random_bool(0.9) {
-            self.release_hold(&hold);
-        }
-    }
-
     /// Asks for a lock, again if nobody knows what became of it.
-    fn take(&mut self, lock: &str, ask: Acquire) -> Option<Hold> {
+    pub(super) fn take(&mut self, lock: &str, ask: Acquire) -> Option<Hold> {
         for _ in 0..RESENT_MAX {
             let sent = clock::now();
             let outcome = match ask.claim_ms {
@@ -194,27 +152,16 @@ impl Client {
                 Some(_) => self.acquire_by_place(lock, ask),
                 None => self.acquire(lock, ask),
             };
+            let told = Hold::told(self, (lock, ask), &outcome, sent);
             match outcome {
-                Outcome::Granted(token) | Outcome::Told { token, .. } => {
-                    let lease_ms = match outcome {
-                        Outcome::Told { lease_ms, .. } => lease_ms,
-                        _ => ask.lease_ms,
-                    };
-                    return Some(Hold {
-                        lock: lock.to_owned(),
-                        ask,
-                        token,
-                        valid_until: sent + (lease_ms * MS).saturating_sub(IN_HAND),
-                        reign: self.reign(),
-                    });
-                }
+                _ if told.is_some() => return told,
                 Outcome::NotAvailable => return None,
+                // With the number of the hold it is safe to ask again.
                 _ if ask.hold.is_none() || self.faults_over() => break,
                 _ => self.sleep(10, 50),
             }
         }
-        let (hold, fence, all) = (None, None, true);
-        self.perform(lock, Request::Release { hold, fence, all });
+        self.release(lock, None, None);
         None
     }
 
@@ -231,38 +178,36 @@ impl Client {
     }
 
     /// Asks for the same hold again. Returns whether the client still has it.
-    fn confirm(&mut self, hold: &mut Hold) -> bool {
+    pub(super) fn confirm(&mut self, hold: &mut Hold) -> bool {
         // A holder never waits.
-        let claim_ms = None;
-        let request = Request::Acquire(Acquire {
-            claim_ms,
+        let ask = Acquire {
+            claim_ms: None,
             ..hold.ask
-        });
-        self.repeat(hold, request, false)
+        };
+        self.repeat(hold, Request::Acquire(ask), false)
     }
 
-    /// Renews a hold. Returns whether the client still has it. `at_once` if its
-    /// client can't tell how old it is.
-    fn renew_hold(&mut self, hold: &mut Hold, at_once: bool) -> bool {
+    /// Renews a hold. Returns whether the client still has it. `at_once` if its client can't
+    /// tell how old it is.
+    pub(super) fn renew(&mut self, hold: &mut Hold, at_once: bool) -> bool {
         let lease_ms = hold.ask.lease_ms;
         let fence = self.rng.random_bool(0.5).then_some(hold.token);
         self.repeat(hold, Request::Renew { lease_ms, fence }, at_once)
     }
 
-    /// Sends a request that makes a hold last until an answer is there, or the
-    /// hold is over by its own count.
+    /// Sends a request that makes a hold last until an answer is there, or the hold is over by
+    /// its client's own count.
     fn repeat(&mut self, hold: &mut Hold, request: Request, at_once: bool) -> bool {
         for repeated in 0..RESENT_MAX {
             let sent = clock::now();
-            if sent >= hold.valid_until && !(at_once && repeated == 0) {
+            if !hold.is_valid() && !(at_once && repeated == 0) {
                 return false;
             }
             match self.perform_believing(hold, request) {
                 // It was lost, and this is another one.
                 Outcome::Granted(token) if token != hold.token => return false,
                 Outcome::Renewed | Outcome::Granted(_) => {
-                    hold.valid_until = sent + (hold.ask.lease_ms * MS).saturating_sub(IN_HAND);
-                    hold.reign = self.reign();
+                    hold.lasts(self, hold.ask.lease_ms, sent);
                     return true;
                 }
                 Outcome::NotHeld | Outcome::NotAvailable => return false,
@@ -273,47 +218,38 @@ impl Client {
         false
     }
 
-    fn release_hold(&mut self, hold: &Hold) {
+    /// Gives a hold back, the last count first if it is numbered. Returns whether its owner can
+    /// be sure to hold nothing.
+    pub(super) fn give_back(&mut self, hold: &Hold) -> bool {
         let fence = self.rng.random_bool(0.5).then_some(hold.token);
-        let request = Request::Release {
-            hold: hold.ask.hold,
-            fence,
-            all: hold.ask.hold.is_none(),
+        let counts = match hold.ask.hold {
+            Some(_) => (1..=hold.count).rev().map(Some).collect(),
+            None => vec![None],
         };
-        for _ in 0..RESENT_MAX {
-            let outcome = match clock::now() < hold.valid_until {
-                true => self.perform_believing(hold, request),
-                false => self.perform(&hold.lock, request),
-            };
-            if matches!(outcome, Outcome::Released | Outcome::NotHeld) || self.faults_over() {
-                return;
+        let mut outcome = Outcome::Lost;
+        for count in counts {
+            let request = release(count, fence);
+            for _ in 0..RESENT_MAX {
+                outcome = match hold.is_valid() {
+                    true => self.perform_believing(hold, request),
+                    false => self.perform(&hold.lock, request),
+                };
+                let is_unclear = is_lost(&outcome) || matches!(outcome, Outcome::Error(_));
+                if !is_unclear || self.faults_over() {
+                    break;
+                }
+                self.sleep(10, 50);
             }
-            self.sleep(10, 50);
+            if outcome != Outcome::StillHeld {
+                return outcome == Outcome::Released && matches!(count, None | Some(1));
+            }
         }
+        false
     }
 
-    /// Takes a lock when all is well, which has to succeed, and gives it back.
-    fn last_holding(&mut self, lock: &str) -> Result<(), String> {
-        self.owners += 1;
-        let by_place = self.rng.random_bool(0.5);
-        let ask = Acquire {
-            lease_ms: self.shared.protection.lease_max_ms,
-            block_ms: Some(BLOCK_MS_MAX),
-            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
-            hold: Some(1),
-            ..Acquire::default()
-        };
-        let wait = LAST_WAIT + self.shared.protection.grace_ms() * MS;
-        let deadline = clock::now() + wait;
-        loop {
-            if let Some(hold) = self.take(lock, ask) {
-                self.release_hold(&hold);
-                return Ok(());
-            }
-            if clock::now() > deadline {
-                return Err(format!("client {} can't get {lock} in the end", self.id));
-            }
-        }
+    /// Gives one hold back, or all.
+    pub(super) fn release(&mut self, lock: &str, hold: Option<u64>, fence: Option<i64>) -> Outcome {
+        self.perform(lock, release(hold, fence))
     }
 
     /// Sends a request of an owner that has this hold by its own count.
@@ -333,7 +269,7 @@ impl Client {
 
     /// Whether a node may say that a hold is not there which the client has.
     pub(super) fn is_dismissed(&self, request: Request, sent: Nanos, at: &Connected) -> bool {
-        let Some(hold) = &self.believed else {
+        let Some(hold) = self.believed.as_ref().filter(|_| self.is_watched()) else {
             return false;
         };
         let may_be_lost = !self.shared.protection.keeps_holds() && hold.reign != at.reign.name;
@@ -341,9 +277,10 @@ impl Client {
         let is_grace = matches!(request, Request::Acquire(_)) && sent <= at.reign.grace_until;
         may_be_lost || is_grace || self.shared.guide.agreed() != Some(at.node)
     }
+}
 
-    fn reign(&self) -> String {
-        let connected = self.connection.as_ref();
-        connected.map_or_else(String::new, |connected| connected.reign.name.clone())
-    }
+/// The release of one hold, or of all.
+pub(super) fn release(hold: Option<u64>, fence: Option<i64>) -> Request {
+    let all = hold.is_none();
+    Request::Release { hold, fence, all }
 }
