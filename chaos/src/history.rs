@@ -28,7 +28,6 @@
 //! message grants lasts as long as it takes to claim it, and is a hold like any other
 //! when it is claimed.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use clap::ValueEnum;
@@ -244,22 +243,6 @@ pub struct History {
     pub interferences: Vec<Interference>,
 }
 
-impl History {
-    /// When the operation was seen in a queue, and not just held back.
-    fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
-        let queued = operation.queued?;
-        let until = match operation.has_place() {
-            // A server that took over forgot it, and its client has asked again.
-            true => operation.answered.unwrap_or(Nanos::MAX),
-            false => queued,
-        };
-        let doubtful = self.interferences.iter().any(|one| {
-            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, until)
-        });
-        (!doubtful).then_some(queued)
-    }
-}
-
 /// Which promise was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
 pub enum Promise {
@@ -297,22 +280,27 @@ pub struct Breach {
     pub shown: Vec<Operation>,
 }
 
-impl Breach {
-    fn new<'o>(
+/// What was found to be wrong.
+#[derive(Default)]
+struct Breaches(Vec<Breach>);
+
+impl Breaches {
+    fn add<'o>(
+        &mut self,
         promise: Promise,
         what: &str,
-        operations: impl IntoIterator<Item = &'o Operation>,
-    ) -> Self {
-        let shown: Vec<Operation> = operations.into_iter().cloned().collect();
+        shown: impl IntoIterator<Item = &'o Operation>,
+    ) {
+        let shown: Vec<Operation> = shown.into_iter().cloned().collect();
         let mut evidence = what.to_owned();
         for operation in &shown {
             evidence.push_str(&format!("\n  {operation}"));
         }
-        Self {
+        self.0.push(Breach {
             promise,
             evidence,
             shown,
-        }
+        });
     }
 }
 
@@ -478,63 +466,55 @@ impl Interference {
     }
 }
 
-/// What each owner did to each lock.
-type Tenancies<'o> = HashMap<(&'o str, &'o str), Tenancy<'o>>;
-
-/// Everything that one owner did to one lock, in the order of sending.
-struct Tenancy<'o> {
-    operations: Vec<&'o Operation>,
-    certain: Vec<CertainHold<'o>>,
-    possible: Vec<PossibleHold<'o>>,
-}
-
 /// How far the clocks of server and clients may be apart, where all are of one machine.
 pub const TOLERANCE: Nanos = 2 * MS;
 
 /// Looks for broken promises. `tolerance` is how far the server's clock may
 /// stray from the clients' within a lease.
 pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
-    let mut breaches = check_so_far(history, tolerance);
+    let mut breaches = found_so_far(history, tolerance);
     liveness::check_answers(history, &mut breaches);
-    breaches
+    breaches.0
 }
 
 /// As [`check`], while clients are still at work: nobody need have an answer yet.
 pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
-    let mut tenancies = Tenancies::new();
+    found_so_far(history, tolerance).0
+}
+
+fn found_so_far(history: &History, tolerance: Nanos) -> Breaches {
+    let mut locks = Locks::new();
     let mut sorted: Vec<&Operation> = history.operations.iter().collect();
     sorted.sort_by_key(|operation| operation.sent);
-    for operation in sorted {
-        tenancies
-            .entry((&operation.lock, &operation.owner))
-            .or_insert_with(|| Tenancy {
-                operations: Vec::new(),
-                certain: Vec::new(),
-                possible: Vec::new(),
-            })
-            .operations
-            .push(operation);
+    for one in sorted {
+        let lock = locks.entry(&one.lock).or_default();
+        let tenancy = lock.tenancies.entry(&one.owner).or_default();
+        tenancy.operations.push(one);
     }
-    let times = GrantTimes::new(&tenancies);
-    for ((lock, _), tenancy) in &mut tenancies {
-        let interferences: Vec<&Interference> = history
+    let times = GrantTimes::new(&locks);
+    let mut breaches = Breaches::default();
+    for (name, lock) in &mut locks {
+        let concerning = history
             .interferences
             .iter()
-            .filter(|one| one.concerns(lock))
-            .collect();
-        tenancy.certain = certain::holds(&tenancy.operations, &interferences, &times, tolerance);
-        tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
+            .filter(|one| one.concerns(name));
+        let interferences = Interferences(concerning.collect());
+        for tenancy in lock.tenancies.values_mut() {
+            tenancy.certain = certain::holds(tenancy, &interferences, &times, tolerance);
+            tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
+        }
+        lock.interferences = interferences;
+        possible::shorten_by_later_grants(lock);
+        tokens::check(lock, &mut breaches);
+        exclusion::check(lock, &mut breaches);
+        possession::check(lock, &times, &mut breaches);
+        order::check(lock, &mut breaches);
+        liveness::check_hand_offs(lock, &times, &mut breaches);
+        updates::check(lock, &mut breaches);
     }
-    possible::shorten_by_later_grants(history, &mut tenancies);
-    let mut breaches = Vec::new();
-    tokens::check(history, &tenancies, &mut breaches);
-    exclusion::check(&tenancies, &mut breaches);
-    possession::check(history, &tenancies, &times, &mut breaches);
-    order::check(history, &tenancies, &mut breaches);
-    liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
-    deadlocks::check_refusals(history, &tenancies, &mut breaches);
-    deadlocks::check_waits(history, &tenancies, &mut breaches);
-    updates::check(history, &mut breaches);
+    tokens::check_rise(&locks, &mut breaches);
+    deadlocks::check_refusals(history, &locks, &mut breaches);
+    deadlocks::check_waits(&locks, &mut breaches);
     breaches
 }
 
@@ -542,18 +522,17 @@ mod certain;
 mod deadlocks;
 mod exclusion;
 mod liveness;
+mod lock;
 mod order;
 mod possession;
 mod possible;
-mod times;
 mod tokens;
 mod updates;
-mod waits;
 
 use certain::CertainHold;
 pub use deadlocks::Link;
+use lock::{GrantTimes, Interferences, Locks};
 use possible::PossibleHold;
-use times::GrantTimes;
 
 #[cfg(test)]
 mod tests;

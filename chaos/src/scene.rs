@@ -37,7 +37,7 @@ use redis_lock_testing::{Connection, Fate, SOON, Setup, Wait, eventually};
 
 use crate::client::{Asked, Client, Connected, LEASE_MS_MAX, Shared, Wrap};
 use crate::fleet::{Fleet, Topology};
-use crate::history::{self, Acquire, Breach, History, Mode, Outcome, Request, TOLERANCE};
+use crate::history::{self, Acquire, Breach, History, Outcome, Request, TOLERANCE};
 use crate::locks::Locks;
 use crate::protection::{CLAIM_TIMEOUT_MS, Protection};
 use crate::{clock, observer};
@@ -154,7 +154,7 @@ impl Scene {
         }
         let words: Vec<&str> = line.split(' ').collect();
         let (what, lock) = (words[1], words.get(2).copied().unwrap_or_default());
-        let asked = || Request::Acquire(acquire(&words, self.claim_ms));
+        let asked = || Request::Acquire(Acquire::of(&words, self.claim_ms));
         match what {
             "takes" => {
                 self.asked = Instant::now();
@@ -212,7 +212,11 @@ impl Scene {
         match words[1] {
             "takes" => {
                 let wrap = Wrap::Transaction(Some(killed.ends(lock)));
-                party.ask(lock, Request::Acquire(acquire(&words, self.claim_ms)), wrap);
+                party.ask(
+                    lock,
+                    Request::Acquire(Acquire::of(&words, self.claim_ms)),
+                    wrap,
+                );
                 party.answer();
             }
             "releases" => {
@@ -240,7 +244,7 @@ impl Scene {
     /// lock, and gives this one back.
     fn change(&self, party: &mut Party, session: &mut Party, lock: &str, another: &str) {
         let kill = format!("CLIENT KILL ID {}", session.ends(lock));
-        let request = Request::Acquire(acquire(&["LEASE", "1000"], 0));
+        let request = Request::Acquire(Acquire::of(&["LEASE", "1000"], 0));
         let number = party.connected().number;
         let (acquiring, _) = party.client.began(another, request, number);
         let (releasing, _) = party.client.began(lock, RELEASE, number);
@@ -444,26 +448,5 @@ fn renew(lease_ms: &str) -> Request {
     Request::Renew {
         lease_ms: number(lease_ms),
         fence: None,
-    }
-}
-
-/// The request that these options make.
-fn acquire(words: &[&str], claim_ms: u64) -> Acquire {
-    let option = |name: &str| {
-        let at = words.iter().position(|word| *word == name)?;
-        words.get(at + 1).map(|word| number(word))
-    };
-    let place_ms = option("QUEUE");
-    Acquire {
-        lease_ms: option("LEASE").unwrap_or(30_000),
-        block_ms: place_ms.or(option("BLOCK")),
-        mode: match option("LIMIT") {
-            Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
-            None if words.contains(&"SHARED") => Mode::Shared,
-            None => Mode::Exclusive,
-        },
-        hold: option("HOLD"),
-        session: words.contains(&"SESSION"),
-        claim_ms: place_ms.map(|_| claim_ms),
     }
 }

@@ -1,7 +1,7 @@
 //! The times during which an owner held a lock for certain.
 
-use super::times::GrantTimes;
-use super::{Effect, Interference, MS, Nanos, Operation, Outcome, Request};
+use super::lock::{GrantTimes, Interferences, Tenancy};
+use super::{Effect, MS, Nanos, Operation, Outcome, Request};
 
 /// A session outlives a stop of the server that is shorter than this.
 const HARMLESS_STOP: Nanos = 100 * MS;
@@ -27,16 +27,14 @@ impl CertainHold<'_> {
     }
 }
 
-/// The holds of one owner. `operations` are sorted by the time of sending.
+/// The holds of one owner.
 pub(super) fn holds<'o>(
-    operations: &[&'o Operation],
-    interferences: &[&Interference],
+    tenancy: &Tenancy<'o>,
+    interferences: &Interferences<'_>,
     times: &GrantTimes,
     tolerance: Nanos,
 ) -> Vec<CertainHold<'o>> {
-    let all_known = !operations
-        .iter()
-        .any(|operation| operation.acquires() && operation.unknown());
+    let (operations, all_known) = (&tenancy.operations[..], tenancy.all_known());
     let mut holds: Vec<CertainHold<'o>> = Vec::new();
     for (index, &shown_by) in operations.iter().enumerate() {
         let (Some(answered), Some(lease_ms)) = (shown_by.answered, lease_shown(shown_by)) else {
@@ -98,7 +96,7 @@ pub(super) fn holds<'o>(
                 _ => {}
             }
         }
-        for one in interferences {
+        for one in &interferences.0 {
             let ends = match one.effect {
                 Effect::EndsHolds | Effect::ChangesLeases => true,
                 // The server can't keep up a lease then.
