@@ -20,7 +20,7 @@ use redis_lock_testing::{Connection, Fate, Signal, reply_text, signal, spawn};
 
 use crate::client::Shared;
 use crate::clock;
-use crate::fleet::{Fleet, SIDES};
+use crate::fleet::{DOWN_AFTER_MS, Fleet, SIDES};
 use crate::history::{Effect, MS, Nanos};
 
 mod keys;
@@ -28,6 +28,7 @@ pub mod minority;
 mod nodes;
 
 use minority::Minority;
+use nodes::Hurt;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -36,14 +37,22 @@ type Action = fn(&mut Faults) -> Result<bool, String>;
 #[derive(Clone, Copy)]
 enum Fault {
     Do(Action),
+    /// The primary is hurt for a time between these, in milliseconds.
+    Primary(Hurt, u64, u64),
+    /// So is a replica.
+    Replica(Hurt, u64, u64),
+    /// The primary is hurt until another one has its place, and so long after that at the most.
+    Replace(Hurt, u64),
     /// For a while this comes of what passes between some clients and a node.
     Pass(Fate),
-    /// Commands of a stranger, which have these effects: `{k}` is a lock, `{ms}` a short time.
+    /// Commands of a stranger, which have these effects: `{k}` is a lock, `{db}` its database,
+    /// `{other}` the other one, `{ms}` a short time, and `{client}` one that may wait.
     Say(&'static [Effect], &'static [&'static str]),
 }
 
 use Effect::{BringsBack, ChangesLeases, EndsHolds};
-use Fault::{Do, Pass, Say};
+use Fault::{Do, Pass, Primary, Replace, Replica, Say};
+use Hurt::{CutOff, CutOffFromPeers, CutOffFromPrimary, Killed, Stopped};
 
 /// Whom faults are meant for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,33 +96,46 @@ const TO_COMMANDS: [Kind; 30] = [
     (2, "rename", Say(&[EndsHolds], &["RENAME {k} elsewhere"])),
     (1, "flushall", Say(&[EndsHolds], &["FLUSHALL"])),
     (2, "persist", Say(&[ChangesLeases], &PERSIST)),
-    (2, "kill in multi", Do(Faults::kill_in_multi)),
+    (2, "kill in multi", Say(&[EndsHolds], &KILL_IN_MULTI)),
     (2, "hdel", Do(Faults::hdel)),
     (1, "restore", Do(Faults::restore)),
-    (1, "copy", Do(Faults::copy)),
-    (1, "move", Do(Faults::move_away)),
+    (1, "copy", Say(&[EndsHolds, BringsBack], &COPY)),
+    (1, "move", Say(&[EndsHolds], &["MOVE {k} {other}"])),
     (1, "swapdb", Say(&[EndsHolds, BringsBack], &SWAPDB)),
     (2, "oom", Do(Faults::out_of_memory)),
 ];
+const KILL_IN_MULTI: [&str; 4] = ["MULTI", "DEL {k}", "CLIENT KILL ID {client}", "EXEC"];
+const COPY: [&str; 2] = ["SELECT {other}", "COPY {k} {k} DB {db} REPLACE"];
 const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
 const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
 
 /// What is done to them behind witnesses.
 const TO_FOLLOWERS: [Kind; 11] = [
-    (1, "primary killed", Do(Faults::kill)),
-    (1, BACK_AT_ONCE, Do(Faults::kill_and_restart)),
-    (1, "primary stopped for a moment", Do(Faults::stop_briefly)),
-    (2, "primary stopped", Do(Faults::stop)),
-    (2, CUT_OFF_FROM_PEERS, Do(Faults::cut_off_from_peers)),
-    (1, "primary cut off", Do(Faults::cut_off)),
+    (1, "primary killed", Replace(Killed, 500)),
+    (1, BACK_AT_ONCE, Primary(Killed, 0, 0)),
+    (
+        1,
+        "primary stopped for a moment",
+        Primary(Stopped, 50, DOWN_AFTER_MS - 100),
+    ),
+    (2, "primary stopped", Replace(Stopped, 1000)),
+    (
+        2,
+        "primary cut off from its peers",
+        Replace(CutOffFromPeers, 2000),
+    ),
+    (1, "primary cut off", Replace(CutOff, 1000)),
     (2, "late replica promoted", Do(Faults::promote_late_one)),
-    (1, "replica late", Do(Faults::delay_replica)),
-    (1, "replica killed", Do(Faults::kill_replica)),
-    (1, "replica stopped", Do(Faults::stop_replica)),
+    (1, "replica late", Replica(CutOffFromPrimary, 50, 2500)),
+    (1, "replica killed", Replica(Killed, 0, 3 * DOWN_AFTER_MS)),
+    (
+        1,
+        "replica stopped",
+        Replica(Stopped, 50, 4 * DOWN_AFTER_MS),
+    ),
     (1, "promotion by command", Do(Faults::order_promotion)),
 ];
 const BACK_AT_ONCE: &str = "primary killed, back at once";
-const CUT_OFF_FROM_PEERS: &str = "primary cut off from its peers";
 
 /// What is done to a library.
 const TO_LIBRARIES: [Kind; 10] = [
@@ -126,7 +148,7 @@ const TO_LIBRARIES: [Kind; 10] = [
     (1, "messages lost", Pass(Fate::MessagesLost)),
     (1, "messages doubled", Pass(Fate::MessagesDoubled)),
     (2, HUNG_UP, Do(Faults::hang_up)),
-    (4, "primary killed", Do(Faults::kill)),
+    (4, "primary killed", Replace(Killed, 500)),
 ];
 const HUNG_UP: &str = "hung up";
 
@@ -233,6 +255,12 @@ impl Faults {
         let from = clock::now();
         let is_done = match fault {
             Do(action) => action(self),
+            Primary(how, from_ms, to_ms) => self.hurt_for(self.primary, how, from_ms, to_ms),
+            Replica(how, from_ms, to_ms) => {
+                let replica = self.any_replica();
+                self.hurt_for(replica, how, from_ms, to_ms)
+            }
+            Replace(how, most_ms) => self.replace_primary(how, most_ms),
             Pass(fate) => self.let_pass_as(fate),
             Say(effects, lines) => self.run_commands(name, effects, lines),
         };

@@ -17,10 +17,20 @@ impl Faults {
         effects: &[Effect],
         lines: &[&str],
     ) -> Result<bool, String> {
-        let lock = lines.concat().contains("{k}").then(|| self.any_lock());
-        let key = lock.as_deref().map_or("", |lock| database_and_key(lock).1);
+        let text = lines.concat();
+        let lock = text.contains("{k}").then(|| self.any_lock());
+        let (database, key) = lock.as_deref().map_or((0, ""), database_and_key);
         let ms = self.rng.random_range(1..=50).to_string();
-        self.interfere_with(what, effects, lock.as_deref(), |faults| {
+        let [db, other] = [database, 1 - database].map(|database| database.to_string());
+        let mut client = String::new();
+        if text.contains("{client}") {
+            let Some(id) = self.any_connection(&[" cmd=lock."]) else {
+                return Ok(false);
+            };
+            client = id;
+        }
+        let from = clock::now();
+        let done = self.interfere_with(what, effects, lock.as_deref(), |faults| {
             for (index, line) in lines.iter().enumerate() {
                 if index > 0 {
                     faults.sleep(0, 50);
@@ -28,12 +38,20 @@ impl Faults {
                 let words = line.split(' ').map(|word| match word {
                     "{k}" => key,
                     "{ms}" => &ms,
+                    "{db}" => &db,
+                    "{other}" => &other,
+                    "{client}" => &client,
                     word => word,
                 });
                 faults.call(&words.collect::<Vec<_>>())?;
             }
             Some(true)
-        })
+        });
+        if text.contains("{other}") {
+            let (there, journal) = (in_database(1 - database, key), &self.shared.journal);
+            journal.interfered(what, &[Effect::BringsBack], Some(&there), from);
+        }
+        done
     }
 
     /// Does something to one lock, or to all, and notes its effects.
@@ -103,54 +121,10 @@ impl Faults {
         })
     }
 
-    /// The lock of the other database comes over this one.
-    pub(super) fn copy(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (database, key) = database_and_key(&lock);
-        let effects = [Effect::EndsHolds, Effect::BringsBack];
-        self.interfere_with("copy", &effects, Some(&lock), |faults| {
-            let [from, to] = [1 - database, database].map(|database| database.to_string());
-            faults.call(&["SELECT", &from])?;
-            let copied = faults.call(&["COPY", key, key, "DB", &to, "REPLACE"])?;
-            Some(copied == Value::Int(1))
-        })
-    }
-
-    /// A lock goes to the other database, if it is free there.
-    pub(super) fn move_away(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (database, key) = database_and_key(&lock);
-        let there = in_database(1 - database, key);
-        let from = clock::now();
-        let moved = self.interfere_with("move", &[Effect::EndsHolds], Some(&lock), |faults| {
-            let to = (1 - database).to_string();
-            Some(faults.call(&["MOVE", key, &to])? == Value::Int(1))
-        });
-        let journal = &self.shared.journal;
-        journal.interfered("move", &[Effect::BringsBack], Some(&there), from);
-        moved
-    }
-
     /// No lock can be taken, and all can be given back.
     pub(super) fn out_of_memory(&mut self) -> Result<bool, String> {
         self.call(&["CONFIG", "SET", "maxmemory", "1"]);
         self.sleep(0, 300);
         Ok(self.call(&["CONFIG", "SET", "maxmemory", "0"]) == Some(Value::Okay))
-    }
-
-    /// A lock is deleted, and somebody who may wait for it dies in the same turn.
-    pub(super) fn kill_in_multi(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        let Some(id) = self.any_connection(&[" cmd=lock."]) else {
-            return Ok(false);
-        };
-        let effects = [Effect::EndsHolds];
-        self.interfere_with("kill in multi", &effects, Some(&lock), |faults| {
-            faults.call(&["MULTI"])?;
-            faults.call(&["DEL", key])?;
-            faults.call(&["CLIENT", "KILL", "ID", &id])?;
-            Some(matches!(faults.call(&["EXEC"])?, Value::Array(_)))
-        })
     }
 }

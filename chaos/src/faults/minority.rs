@@ -25,7 +25,6 @@
 //!   the next server may be hurt as soon as it is up.
 //!
 //! The bound of f has to do with progress alone: a majority can always be had.
-//! `--most` lifts it.
 //!
 //! `--restart-at-once` leaves the delay of the restart out. Then a correct Redlock,
 //! too, has to be found at fault, and the campaign shows that it can.

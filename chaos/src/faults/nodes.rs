@@ -24,7 +24,7 @@ use redis_lock_testing::{Fate, comes_true};
 
 use super::Faults;
 use crate::clock;
-use crate::fleet::{DOWN_AFTER_MS, NODES};
+use crate::fleet::NODES;
 use crate::history::Effect;
 
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +33,17 @@ const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// system, has them on disk a second later, or has them there.
 const FSYNCS: [&str; 4] = ["no", "everysec", ALWAYS, ALWAYS];
 const ALWAYS: &str = "always";
+
+/// How a node is hurt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hurt {
+    Killed,
+    Stopped,
+    CutOff,
+    CutOffFromPeers,
+    CutOffFromWitnesses,
+    CutOffFromPrimary,
+}
 
 impl Faults {
     pub(super) fn set_any_fsync(&mut self) -> Result<(), String> {
@@ -43,7 +54,7 @@ impl Faults {
 
     pub(super) fn stop_server(&mut self) -> Result<bool, String> {
         let from = clock::now();
-        self.stop_for(self.primary, 50, 1500)?;
+        self.hurt_for(self.primary, Hurt::Stopped, 50, 1500)?;
         self.note_effects("server stop", &[Effect::StopsTheServer], from);
         Ok(true)
     }
@@ -138,21 +149,99 @@ impl Faults {
         Ok(true)
     }
 
-    /// Notes something that happens to the primary.
-    fn note_primary(&mut self, what: &str) {
-        self.note(format!("node {}, the primary, is {what}", self.primary + 1));
-    }
-
-    /// How messages are lost for a while: for good, or until it is over.
-    fn any_cut(&mut self) -> (Fate, &'static str) {
-        if self.rng.random_bool(0.5) {
-            (Fate::Swallowed, "messages are lost")
+    /// Does this to a node, and notes it.
+    fn hurt(&mut self, node: usize, how: Hurt) -> Result<(), String> {
+        let (fate, loss) = match self.rng.random_bool(0.5) {
+            true => (Fate::Swallowed, ", messages are lost"),
+            false => (Fate::KeptBack, ", messages arrive later"),
+        };
+        let what = match how {
+            Hurt::Killed => {
+                self.fleet.nodes[node].server.crash();
+                "killed"
+            }
+            Hurt::Stopped => {
+                self.fleet.nodes[node].server.stop()?;
+                "stopped"
+            }
+            Hurt::CutOff => {
+                self.fleet.cut_off_from_peers(node, fate);
+                let ways = self.fleet.nodes[node].clients.iter();
+                ways.for_each(|way| way.set(fate));
+                "cut off from everybody"
+            }
+            // Some clients still reach it, or all.
+            Hurt::CutOffFromPeers => {
+                self.fleet.cut_off_from_peers(node, fate);
+                let clients = &self.fleet.nodes[node].clients;
+                match clients.get(self.rng.random_range(0..2 * clients.len())) {
+                    Some(way) => {
+                        way.set(fate);
+                        "cut off from its peers and some of the clients"
+                    }
+                    None => "cut off from its peers",
+                }
+            }
+            Hurt::CutOffFromWitnesses => {
+                self.fleet.cut_off_from_witnesses(node, Fate::Swallowed);
+                "cut off from the witnesses"
+            }
+            Hurt::CutOffFromPrimary => {
+                self.fleet.cut_off_replica(self.primary, node, fate);
+                "cut off from the primary"
+            }
+        };
+        let role = if node == self.primary {
+            ", the primary,"
         } else {
-            (Fate::KeptBack, "messages arrive later")
-        }
+            ""
+        };
+        let loss = if what.starts_with("cut off") {
+            loss
+        } else {
+            ""
+        };
+        self.note(format!("node {}{role} is {what}{loss}", node + 1));
+        Ok(())
     }
 
-    fn any_replica(&mut self) -> usize {
+    /// Ends that. A node that was killed starts as what it was at first, without data.
+    fn heal(&mut self, node: usize, how: Hurt) -> Result<bool, String> {
+        let server = &mut self.fleet.nodes[node].server;
+        match how {
+            Hurt::Killed => server.restart()?,
+            Hurt::Stopped => server.go_on()?,
+            _ => self.fleet.reconnect(),
+        }
+        self.note(format!("node {} is no longer {how:?}", node + 1));
+        Ok(true)
+    }
+
+    pub(super) fn hurt_for(
+        &mut self,
+        node: usize,
+        how: Hurt,
+        from_ms: u64,
+        to_ms: u64,
+    ) -> Result<bool, String> {
+        self.hurt(node, how)?;
+        self.sleep(from_ms, to_ms);
+        if how == Hurt::Killed && node != self.primary {
+            // The witnesses may just have promoted it, by themselves.
+            self.fleet.await_other_than(node)?;
+        }
+        self.heal(node, how)
+    }
+
+    /// Hurts the primary until another one has taken its place, and so long after that.
+    pub(super) fn replace_primary(&mut self, how: Hurt, most_ms: u64) -> Result<bool, String> {
+        self.hurt(self.primary, how)?;
+        self.await_promotion()?;
+        self.sleep(0, most_ms);
+        self.heal(self.primary, how)
+    }
+
+    pub(super) fn any_replica(&mut self) -> usize {
         (self.primary + self.rng.random_range(1..NODES)) % NODES
     }
 
@@ -162,153 +251,19 @@ impl Faults {
         Ok(())
     }
 
-    fn kill_primary(&mut self) {
-        self.fleet.nodes[self.primary].server.crash();
-        self.note_primary("killed");
-    }
-
-    /// Starts a killed node as what it was at first, without data.
-    fn restart(&mut self, node: usize) -> Result<bool, String> {
-        self.fleet.nodes[node].server.restart()?;
-        self.note(format!("node {} is back, and empty", node + 1));
-        Ok(true)
-    }
-
-    pub(super) fn kill(&mut self) -> Result<bool, String> {
-        self.kill_primary();
-        self.await_promotion()?;
-        self.sleep(0, 500);
-        self.restart(self.primary)
-    }
-
-    pub(super) fn kill_and_restart(&mut self) -> Result<bool, String> {
-        self.kill_primary();
-        self.restart(self.primary)
-    }
-
-    pub(super) fn stop_briefly(&mut self) -> Result<bool, String> {
-        self.stop_for(self.primary, 50, DOWN_AFTER_MS - 100)
-    }
-
-    pub(super) fn stop_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.stop_for(replica, 50, 4 * DOWN_AFTER_MS)
-    }
-
-    fn stop_for(&mut self, node: usize, from_ms: u64, to_ms: u64) -> Result<bool, String> {
-        self.fleet.nodes[node].server.stop()?;
-        self.note(format!("node {} is stopped", node + 1));
-        self.sleep(from_ms, to_ms);
-        self.go_on(node)
-    }
-
-    fn go_on(&mut self, node: usize) -> Result<bool, String> {
-        self.fleet.nodes[node].server.go_on()?;
-        self.note(format!("node {} goes on", node + 1));
-        Ok(true)
-    }
-
-    fn stop_primary(&mut self) -> Result<(), String> {
-        self.fleet.nodes[self.primary].server.stop()?;
-        self.note_primary("stopped");
-        Ok(())
-    }
-
-    pub(super) fn stop(&mut self) -> Result<bool, String> {
-        self.stop_primary()?;
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        self.go_on(self.primary)
-    }
-
-    /// Some clients still reach it, or all.
-    pub(super) fn cut_off_from_peers(&mut self) -> Result<bool, String> {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_from_peers(self.primary, fate);
-        let node = &self.fleet.nodes[self.primary];
-        let whom = match self.rng.random_range(0..2 * node.clients.len()) {
-            side if side < node.clients.len() => {
-                node.clients[side].set(fate);
-                "its peers and some of the clients"
-            }
-            _ => "its peers",
-        };
-        self.note_primary(&format!("cut off from {whom}, {how}"));
-        self.await_promotion()?;
-        self.sleep(0, 2000);
-        self.reconnect()
-    }
-
-    pub(super) fn cut_off(&mut self) -> Result<bool, String> {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_from_peers(self.primary, fate);
-        for way in &self.fleet.nodes[self.primary].clients {
-            way.set(fate);
-        }
-        self.note_primary(&format!("cut off from everybody, {how}"));
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        self.reconnect()
-    }
-
-    fn reconnect(&mut self) -> Result<bool, String> {
-        self.fleet.reconnect();
-        self.note("all nodes are connected again".to_owned());
-        Ok(true)
-    }
-
-    fn cut_off_replica(&mut self, replica: usize) {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_replica(self.primary, replica, fate);
-        self.note(format!(
-            "node {} hears nothing of the primary, {how}",
-            replica + 1
-        ));
-    }
-
-    pub(super) fn delay_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.cut_off_replica(replica);
-        self.sleep(50, 2500);
-        self.reconnect()
-    }
-
     /// The replica that would be promoted first misses what the other one has.
     pub(super) fn promote_late_one(&mut self) -> Result<bool, String> {
-        let (primary, replica) = (self.primary, self.any_replica());
+        let replica = self.any_replica();
         self.fleet.prefer(Some(replica))?;
-        self.cut_off_replica(replica);
+        self.hurt(replica, Hurt::CutOffFromPrimary)?;
         self.sleep(50, 1500);
-        let how = self.rng.random_range(0..3);
-        match how {
-            0 => self.kill_primary(),
-            1 => self.stop_primary()?,
-            _ => {
-                self.fleet.cut_off_from_witnesses(primary, Fate::Swallowed);
-                self.note_primary("cut off from the witnesses");
-            }
-        }
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        match how {
-            0 => self.restart(primary)?,
-            1 => self.go_on(primary)?,
-            _ => true,
-        };
-        self.reconnect()?;
+        let all = [Hurt::Killed, Hurt::Stopped, Hurt::CutOffFromWitnesses];
+        let how = all[self.rng.random_range(0..all.len())];
+        self.replace_primary(how, 1000)?;
+        self.heal(replica, Hurt::CutOffFromPrimary)?;
         self.fleet.await_well()?;
         self.fleet.prefer(None)?;
         Ok(true)
-    }
-
-    pub(super) fn kill_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.fleet.nodes[replica].server.crash();
-        self.note(format!("node {}, a replica, is killed", replica + 1));
-        self.sleep(0, 3 * DOWN_AFTER_MS);
-        // The witnesses may just have promoted it, by themselves.
-        self.fleet.await_other_than(replica)?;
-        self.restart(replica)
     }
 
     pub(super) fn order_promotion(&mut self) -> Result<bool, String> {
