@@ -10,7 +10,6 @@ use clap::builder::PossibleValuesParser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::{Setup, comes_true};
-use tokio::runtime::Runtime;
 
 use crate::client::sets::{self, Workload};
 use crate::client::{Client, LEASE_MS_MAX, Shared};
@@ -18,7 +17,6 @@ use crate::faults::minority::{Minority, Open};
 use crate::faults::{self, Faults, Victims};
 use crate::fleet::{Fleet, SIDES, Topology};
 use crate::history::{self, Breach, History, Promise, TOLERANCE};
-use crate::library::scenes;
 use crate::library::workers::{Planted, Workers};
 use crate::locks::Locks;
 use crate::protection::{Mode, Protection};
@@ -78,19 +76,13 @@ pub struct Campaign {
     /// Where the locks are, but for those of a Redlock
     #[arg(long, value_enum, default_value_t = Topology::One)]
     topology: Topology,
-    /// How many clients send bare commands at a time: 20, behind witnesses 8
-    #[arg(long)]
-    clients: Option<usize>,
     /// How many locks they share; on one server these are the exclusive ones, and there
     /// are a few others
     #[arg(long, default_value_t = 4)]
     locks: usize,
-    /// End at the first breach of this promise
+    /// Succeed if this promise was broken, and only then; end at that
     #[arg(long, value_name = "PROMISE")]
     until_breach_of: Option<Promise>,
-    /// Succeed if two owners held one lock, and only then; end at that
-    #[arg(long)]
-    expect_breach: bool,
     /// Do nothing to the nodes
     #[arg(long)]
     without_faults: bool,
@@ -116,21 +108,12 @@ pub struct Campaign {
     /// How many tasks each of a library's three clients has
     #[arg(long, default_value_t = 6)]
     pub tasks: usize,
-    /// Before that, give so many acquires of a library up at random moments
-    #[arg(long, default_value_t = 0)]
-    cancels: usize,
-    /// Before that, have so many holds and so many waits of one client of a library
-    #[arg(long, default_value_t = 0)]
-    crowd: usize,
     /// Do this wrong: it has to be found
     #[arg(long, value_enum)]
     pub planted: Option<Planted>,
     /// How many servers a Redlock has: an odd number
     #[arg(long, default_value_t = 3)]
     servers: usize,
-    /// How many of these may be hurt at a time: a minority if not given
-    #[arg(long)]
-    most: Option<usize>,
     /// Start a killed server of these again at once, which Redlock does not promise to
     /// survive: a breach has to be found
     #[arg(long)]
@@ -204,10 +187,7 @@ impl Campaign {
     }
 
     fn minority(&self, open: &Arc<Open>, rng: StdRng) -> Option<Minority> {
-        let most = self
-            .most
-            .unwrap_or((self.servers.saturating_sub(1)) / 2)
-            .min(self.servers);
+        let most = self.servers / 2;
         let minority = || Minority::new(most, self.restart_at_once, Arc::clone(open), rng);
         (self.client == Who::Redlock).then(minority)
     }
@@ -226,7 +206,7 @@ impl Campaign {
     }
 
     /// Runs a campaign. Returns whether it came out as it should: without a breach, or with
-    /// one of exclusion where that is expected.
+    /// the one that is looked for.
     pub fn run(&self, seed: u64) -> Result<bool, String> {
         self.examine()?;
         let (topology, protection) = (self.topology(), self.protection());
@@ -240,10 +220,6 @@ impl Campaign {
         let dir = dir.map_err(|error| error.to_string())?;
         let mut rng = StdRng::seed_from_u64(seed);
         let fleet = Fleet::start(&self.setup()?, dir.path(), topology, &protection)?;
-        self.play_scenes(&fleet, rng.random())?;
-        if self.duration == 0 {
-            return Ok(true);
-        }
         if self.without_faults {
             fleet.stay_calm()?;
         }
@@ -282,8 +258,8 @@ impl Campaign {
             report::totals(&history, &faults.counts, &broken),
         );
         println!("totals: {:.1} s; {all}; seed {seed}", seconds.as_secs_f64());
-        let is_found = is_found(&breaches, self.expected());
-        let kept = survived.map(|()| is_found == self.expect_breach);
+        let is_found = is_found(&breaches, self.until_breach_of);
+        let kept = survived.map(|()| is_found == self.until_breach_of.is_some());
         self.keep(&history, kept == Ok(true), dir)?;
         kept
     }
@@ -301,23 +277,6 @@ impl Campaign {
         Ok(())
     }
 
-    fn play_scenes(&self, fleet: &Fleet, seed: u64) -> Result<(), String> {
-        let runtime = Runtime::new().map_err(|error| error.to_string())?;
-        if self.cancels > 0 {
-            let cancels = scenes::cancels(fleet, self.cancels, seed);
-            let granted = runtime.block_on(cancels)?;
-            println!(
-                "{} acquires given up, {granted} granted before",
-                self.cancels
-            );
-        }
-        if self.crowd > 0 {
-            let took = runtime.block_on(scenes::crowd(fleet, self.crowd))?;
-            println!("{} holds and waits: passed on in {took:?}", self.crowd);
-        }
-        Ok(())
-    }
-
     fn start_crew(
         &self,
         fleet: &Fleet,
@@ -330,7 +289,7 @@ impl Campaign {
             return Ok(Crew::Workers(workers));
         }
         let is_watched = self.topology.is_watched();
-        let clients = self.clients.unwrap_or(if is_watched { 8 } else { 20 });
+        let clients = if is_watched { 8 } else { 20 };
         let start = |number: usize| {
             // A third of those on one server go by ways of which some stall.
             let side = match is_watched {
@@ -374,8 +333,7 @@ impl Campaign {
             let is_searched = self.victims() != Victims::Commands || self.until_breach_of.is_some();
             if is_searched && searched.elapsed() >= SEARCH_EVERY {
                 let breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
-                let promise = self.until_breach_of.or(self.expected());
-                if is_found(&self.judge(breaches), promise) {
+                if is_found(&self.judge(breaches), self.until_breach_of) {
                     break;
                 }
                 searched = Instant::now();
@@ -392,11 +350,6 @@ impl Campaign {
         }
         report::sort(&mut breaches);
         breaches
-    }
-
-    /// The promise that has to be broken.
-    fn expected(&self) -> Option<Promise> {
-        self.expect_breach.then_some(Promise::Exclusion)
     }
 }
 

@@ -39,7 +39,6 @@
 //!
 //! [`workers::Planted`] has the sections do what a wrong client would have them do.
 
-pub mod scenes;
 pub mod workers;
 
 /// No lease is longer.

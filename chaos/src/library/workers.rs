@@ -138,8 +138,10 @@ struct Refused(Outcome);
 impl Library {
     async fn connect(who: Who, urls: Vec<String>) -> Result<Self, String> {
         Ok(match who {
-            Who::Session => Self::Session(connect(&urls[0]).await?),
-            Who::Commands | Who::Library => Self::Client(connect(&urls[0]).await?),
+            Who::Session => Self::Session(insist(|| LockClient::connect(&urls[0])).await?),
+            Who::Commands | Who::Library => {
+                Self::Client(insist(|| LockClient::connect(&urls[0])).await?)
+            }
             Who::Redlock => {
                 let redlock = insist(|| {
                     let client = LockClient::builder().connect_timeout(CONNECT);
@@ -267,10 +269,6 @@ impl Guard {
 }
 
 /// Connects, however often that takes.
-pub async fn connect(url: &str) -> Result<LockClient, String> {
-    insist(|| LockClient::connect(url)).await
-}
-
 async fn insist<T, E: Display>(
     mut connect: impl AsyncFnMut() -> Result<T, E>,
 ) -> Result<T, String> {
