@@ -19,15 +19,14 @@ use crate::locks::{Locks, database_and_key};
 use crate::protection::Protection;
 use crate::words::outcome;
 
-mod ears;
 mod holds;
 mod places;
 mod quiet;
 mod rounds;
 pub mod sets;
 
-use ears::Ears;
 use holds::{Hold, Reign};
+use places::Ears;
 use sets::Workload;
 
 /// No lease of a client on one server is longer.
@@ -114,7 +113,6 @@ pub struct Client {
     pub(crate) obeys: bool,
     database: i64,
     pub(crate) connection: Option<Connected>,
-    pub(crate) ears: Option<Ears>,
     connections: usize,
     companions: usize,
     /// How many owners it has been, unless it has a name.
@@ -142,9 +140,8 @@ pub(crate) struct Connected {
     pub(crate) number: usize,
     node: usize,
     pub(crate) id: i64,
-    /// Whether messages come between the replies.
-    hears: bool,
     reign: Reign,
+    pub(crate) ears: Option<Ears>,
 }
 
 /// Whether nobody knows what became of a request.
@@ -164,7 +161,6 @@ impl Client {
             database: i64::from(!is_watched && id % 5 == 4),
             shared,
             connection: None,
-            ears: None,
             connections: 0,
             companions: 0,
             owners: 0,
@@ -196,7 +192,6 @@ impl Client {
                 break;
             }
             thread::sleep(Duration::from_nanos(left));
-            self.listen();
         }
     }
 
@@ -233,8 +228,9 @@ impl Client {
     /// The replies of a transaction may not come together if the connection stalls, and
     /// a message may come among them.
     fn may_wrap_in_transaction(&self) -> bool {
-        let hears = self.connection.as_ref().is_some_and(|one| one.hears);
-        self.may_wrap() && self.is_direct() && !hears
+        let ears = self.connection.as_ref().and_then(|one| one.ears.as_ref());
+        let is_quiet = ears.is_none_or(|ears| ears.second.is_some());
+        self.may_wrap() && self.is_direct() && is_quiet
     }
 
     fn may_wrap(&self) -> bool {
@@ -260,8 +256,9 @@ impl Client {
         self.ended(operation, Outcome::Done);
     }
 
-    pub(crate) fn line(&self, lock: &str, request: Request) -> String {
-        let channel = self.ears.as_ref().map_or("", |ears| &ears.channel);
+    /// A command on this connection, whose channel may hear of its end.
+    pub(crate) fn line(&self, on: &Connected, lock: &str, request: Request) -> String {
+        let channel = on.ears.as_ref().map_or("", |ears| &ears.channel);
         request.line(database_and_key(lock).1, &self.owner(), channel)
     }
 
@@ -273,7 +270,7 @@ impl Client {
         mut request: Request,
         wrap: Wrap,
     ) -> Asked {
-        let line = self.line(lock, request);
+        let line = self.line(&connected, lock, request);
         let mut lines: Vec<Vec<&str>> = vec![line.split(' ').collect()];
         let id;
         match wrap {
@@ -328,7 +325,6 @@ impl Client {
             failed,
         } = asked;
         let block_ms = request.block_ms();
-        let mut ears = self.ears.take();
         let mut given_up = Outcome::GivenUp;
         let patient = || {
             let (until, outcome) = self.patience(sent, block_ms);
@@ -338,18 +334,14 @@ impl Client {
         let wait = if failed {
             Wait::Closed
         } else {
-            connected.wait_for(replies, &mut ears, patient)
+            connected.wait_for(replies, patient)
         };
-        self.ears = ears;
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);
         }
         let heard = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed if request.is_for_place() => {
-                self.ears.iter_mut().for_each(Ears::close);
-                self.unheard()
-            }
+            Wait::Closed if request.is_for_place() => self.unheard(),
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => given_up,
         };
@@ -432,8 +424,8 @@ impl Client {
             number: 10 * self.connections + node + 1,
             node,
             id,
-            hears: false,
             reign,
+            ears: None,
         })
     }
 }

@@ -169,7 +169,7 @@ impl Scene {
             }
             "answered" => party.answer(),
             "queues" => {
-                assert!(party.client.ears.is_some() || party.client.open_ears(false));
+                assert!(!party.client.is_deaf() || party.client.open_ears(false));
                 party.ask(lock, asked(), Wrap::Plain);
                 let place = party.asked.as_ref().map_or(0, |asked| asked.operation);
                 party.answer();
@@ -178,7 +178,7 @@ impl Scene {
                 party.place = Some(place);
             }
             "repeats" => {
-                let request = party.client.line(lock, asked());
+                let request = party.client.line(party.connected(), lock, asked());
                 let replies = party.call(&[&request]);
                 assert_eq!(replies, Value::Int(0), "{line}");
             }
@@ -187,7 +187,8 @@ impl Scene {
                 self.end_place(party);
             }
             "deaf" => {
-                party.client.ears = None;
+                let connection = party.client.connection.as_mut();
+                connection.expect("it is connected").ears = None;
                 party.last = Outcome::Lost;
                 self.end_place(party);
             }
@@ -248,8 +249,8 @@ impl Scene {
         let number = party.connected().number;
         let (acquiring, _) = party.client.began(another, request, number);
         let (releasing, _) = party.client.began(lock, RELEASE, number);
-        let acquire = party.client.line(another, request);
-        let release = party.client.line(lock, RELEASE);
+        let acquire = party.client.line(party.connected(), another, request);
+        let release = party.client.line(party.connected(), lock, RELEASE);
         let reply = party.call(&["MULTI", &kill, &acquire, &release, "EXEC"]);
         let Value::Array(replies) = reply else {
             panic!("{reply:?}");
@@ -395,12 +396,12 @@ impl Party {
 
     /// Whether something is to be read on one of its connections.
     fn has_answer(&self) -> bool {
-        let ears = self
-            .client
+        let connected = self.connected();
+        let second = connected
             .ears
             .as_ref()
             .and_then(|ears| ears.second.as_ref());
-        let mut ways = [&self.connected().connection].into_iter().chain(ears);
+        let mut ways = [&connected.connection].into_iter().chain(second);
         ways.any(Connection::has_reply)
     }
 

@@ -70,6 +70,8 @@ pub(super) struct Hold {
     pub(super) lock: String,
     pub(super) ask: Acquire,
     pub(super) token: i64,
+    /// Whether a message told of it.
+    pub(super) is_told: bool,
     /// How often its owner has the lock.
     pub(super) count: u64,
     valid_until: Nanos,
@@ -86,7 +88,7 @@ pub(super) struct Reign {
     grace_until: Nanos,
     /// Whether it blocks no connection that has subscribed, as Valkey from 8.1 on. What has
     /// to be acknowledged could not be told to it.
-    blocks_no_subscriber: bool,
+    pub(super) blocks_no_subscriber: bool,
 }
 
 impl Reign {
@@ -122,6 +124,7 @@ impl Hold {
             lock: lock.to_owned(),
             ask,
             token: outcome.token()?,
+            is_told: matches!(outcome, Outcome::Told { .. }),
             count: 1,
             valid_until: 0,
             reign: String::new(),
@@ -163,18 +166,6 @@ impl Client {
         }
         self.release(lock, None, None);
         None
-    }
-
-    /// Whether it hears how a place ends: on this connection, or on another one.
-    fn can_be_told(&mut self) -> bool {
-        if self.connection.is_some() && !self.is_deaf() {
-            return true;
-        }
-        self.close_ears();
-        let connected = self.connected();
-        let in_resp3 = !connected.reign.blocks_no_subscriber;
-        self.connection = Some(connected);
-        self.open_ears(in_resp3)
     }
 
     /// Asks for the same hold again. Returns whether the client still has it.

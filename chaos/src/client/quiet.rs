@@ -66,15 +66,13 @@ impl Client {
                 session: is_heard,
                 ..Acquire::default()
             };
-            let in_resp3 = self.rng.random_bool(0.5);
-            let has_idle = has_idle && idle.open_ears(in_resp3);
+            let has_idle = has_idle && idle.can_be_told();
             let place = match has_idle {
                 true => idle.ask_for_place(&lock, ask_idly).ok(),
                 false => None,
             };
-            if !is_heard {
-                idle.close_ears();
-                place.iter().for_each(|place| idle.ends_unheard(place));
+            if let Some(place) = place.as_ref().filter(|_| !is_heard) {
+                idle.ends(place, None, false);
             }
             let stays = staying.waits(&lock, ask);
             if has_idle && !is_heard {
@@ -86,7 +84,9 @@ impl Client {
             }
             if let Some(place) = place.filter(|_| is_heard) {
                 // Hears of the grant, and does not claim it.
-                idle.await_end(&place, Some(clock::now() + CLAIM_TIMEOUT_MS * MS));
+                let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
+                let told = idle.await_told(|_| clock::now() < deadline);
+                idle.ends(&place, told, false);
             }
             staying.hear_quietly(&lock, stays);
         }

@@ -9,6 +9,7 @@ use super::{Client, Wrap};
 use crate::clock;
 use crate::history::{Acquire, MS, Mode, Outcome, Request};
 use crate::locks::{Kind, in_database};
+use crate::protection::CLAIM_TIMEOUT_MS;
 
 /// How long a request waits in the queue at most, if not for ever.
 const BLOCK_MS_MAX: u64 = 1500;
@@ -24,10 +25,12 @@ impl Client {
     pub fn run(mut self) -> Result<(), String> {
         while !self.faults_over() {
             match self.rng.random_range(0..100) {
-                _ if self.is_watched() => self.round(),
-                0..16 => self.apart(Self::place_round),
-                16..68 => self.round(),
-                68..80 => self.apart(Self::session_round),
+                0..35 if self.is_watched() => self.round(true, false),
+                _ if self.is_watched() => self.round(false, false),
+                0..16 => self.apart(|it| it.round(true, false)),
+                16..20 => self.apart(|it| it.round(true, true)),
+                20..68 => self.round(false, false),
+                68..80 => self.apart(|it| it.round(false, true)),
                 80..90 if self.is_direct() => self.apart(Self::quiet_round),
                 _ => self.apart(Self::pair_round),
             }
@@ -45,7 +48,6 @@ impl Client {
         self.owners += 1;
         round(self);
         self.owners += 1;
-        self.close_ears();
         self.connection = usual;
     }
 
@@ -89,22 +91,26 @@ impl Client {
         }
     }
 
-    /// Takes a lock, does something with it, gives it back or does not.
-    fn round(&mut self) {
+    /// Takes a lock, does something with it, gives it back or does not. A session ends with
+    /// the connection.
+    fn round(&mut self, by_place: bool, session: bool) {
         let (lock, mode) = self.any_lock();
-        let block_ms = self.any_block_ms();
-        let by_place = self.is_watched() && block_ms.is_some() && self.rng.random_bool(0.5);
         let ask = Acquire {
-            lease_ms: self.any_lease_ms(false),
-            block_ms,
+            lease_ms: self.any_lease_ms(session),
+            block_ms: match by_place {
+                true => Some(self.rng.random_range(50..=BLOCK_MS_MAX)),
+                false => self.any_block_ms(),
+            },
             mode,
             // A place is for a first hold anyway.
-            hold: (by_place || self.rng.random_bool(0.6)).then_some(1),
+            hold: (by_place || !session && self.rng.random_bool(0.6)).then_some(1),
+            session,
             claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
-            ..Acquire::default()
         };
         let mut in_order = false;
-        if let Some(mut hold) = self.take(&lock, ask) {
+        if let Some(mut hold) = self.take(&lock, ask)
+            && self.claims(&mut hold)
+        {
             in_order = self.work(&mut hold) && self.leave(&mut hold);
             // There is nothing to renew any more.
             if in_order && !self.is_watched() && self.rng.random_bool(0.3) {
@@ -117,28 +123,27 @@ impl Client {
         }
     }
 
-    /// Takes a lock for as long as a connection lasts, and ends that.
-    fn session_round(&mut self) {
-        let (lock, mode) = self.any_lock();
-        let ask = Acquire {
-            lease_ms: self.any_lease_ms(true),
-            block_ms: self.any_block_ms(),
-            mode,
-            session: true,
-            ..Acquire::default()
-        };
-        if let Some(mut hold) = self.take(&lock, ask)
-            && self.work(&mut hold)
-            && self.rng.random_bool(0.2)
-        {
-            self.release(&lock, None, None);
+    /// Whether who is told of a grant claims it in time. On one server some do not.
+    fn claims(&mut self, hold: &mut Hold) -> bool {
+        if !hold.is_told || self.is_watched() || self.faults_over() {
+            return true;
         }
-        // A proxy hands the end of a connection on in its own time.
-        if let Some(connected) = self.connection.take()
-            && self.is_direct()
-        {
-            self.close(&lock, connected);
+        match self.rng.random_range(0..20) {
+            0 => self.sleep(CLAIM_TIMEOUT_MS + 300, CLAIM_TIMEOUT_MS + 900),
+            1..=3 if hold.ask.session => {
+                self.sleep(CLAIM_TIMEOUT_MS + 300, CLAIM_TIMEOUT_MS + 900);
+            }
+            1 => {}
+            2 => self.connection = None,
+            3 => {
+                self.sleep(CLAIM_TIMEOUT_MS, CLAIM_TIMEOUT_MS + 300);
+                self.renew(hold, true);
+                self.release(&hold.lock, None, None);
+            }
+            4..=6 => return self.acquires_again(hold),
+            _ => return true,
         }
+        false
     }
 
     /// Holds one lock and waits for another, each client in an order of its own, so that some
@@ -151,8 +156,7 @@ impl Client {
             block_ms: Some(self.rng.random_range(300..=1000)),
             ..Acquire::default()
         };
-        let in_resp3 = self.rng.random_bool(0.5);
-        let by_place = self.is_direct() && self.rng.random_bool(0.4) && self.open_ears(in_resp3);
+        let by_place = self.is_direct() && self.rng.random_bool(0.4);
         if self.acquire(&first, ask).token().is_none() {
             return;
         }
@@ -161,8 +165,8 @@ impl Client {
             ask.mode = Mode::Shared;
         }
         let outcome = match by_place {
-            true => self.acquire_by_place(&second, ask),
-            false => self.acquire(&second, ask),
+            true if self.can_be_told() => self.acquire_by_place(&second, ask),
+            _ => self.acquire(&second, ask),
         };
         if outcome.token().is_some() {
             self.sleep(0, 10);
@@ -304,6 +308,18 @@ impl Client {
     /// can be sure to hold nothing.
     pub(super) fn leave(&mut self, hold: &mut Hold) -> bool {
         match self.rng.random_range(0..40) {
+            _ if hold.ask.session => {
+                if self.rng.random_bool(0.2) {
+                    self.release(&hold.lock, None, None);
+                }
+                // A proxy hands the end of a connection on in its own time.
+                if let Some(connected) = self.connection.take()
+                    && self.is_direct()
+                {
+                    self.close(&hold.lock, connected);
+                }
+                false
+            }
             0..=2 if self.shared.workload.is_none() => false,
             3 | 4 if !self.is_watched() => {
                 self.sleep(hold.ask.lease_ms + 20, hold.ask.lease_ms + 300);

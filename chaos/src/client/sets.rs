@@ -130,7 +130,7 @@ impl Client {
         let patience_ms = self.shared.protection.response_ms() + ACKNOWLEDGED_MS;
         let deadline = clock::now() + patience_ms * MS;
         connected.connection.send(words).ok()?;
-        let wait = connected.wait_for(1, &mut self.ears, || clock::now() < deadline);
+        let wait = connected.wait_for(1, || clock::now() < deadline);
         let Wait::Replied(reply) = wait else {
             return None;
         };

@@ -7,10 +7,11 @@
 //! = the promises that are broken, or good, [+ if this line is there too]...
 //! ```
 //!
-//! Effects and outcomes have their names in a history. `lock 100` asks for a lease of 100 ms. `wait` is one that waits for a second and was seen
-//! in the queue 5 ms later, `place` one for at most 8 s by a place, whose grant lasts 400 ms
-//! unclaimed. All are about lock `l` and on one connection, but for `on lock`, and `at 1` for
-//! connection 1 of another client, where sessions are.
+//! Effects and outcomes have their names in a history. `lock 100` asks for a lease of 100 ms.
+//! `wait` is one that waits for a second and was seen in the queue 5 ms later, `place` one for
+//! at most 8 s by a place, whose grant lasts 400 ms unclaimed. All are about lock `l` and on
+//! one connection, but for `on lock`, and `at 1` for connection 1 of another client, where
+//! sessions are.
 
 use serde::de::DeserializeOwned;
 
@@ -18,7 +19,8 @@ use super::*;
 use crate::words::word_after;
 
 const SCENES: &str = "
-# one after the other with rising tokens
+# tokens rise with each holding, over all locks, and belong to one each
+// One after the other.
 a 0-1 lock 100 -> 1
 a 10-11 lock 100 -> 1
 a 20-21 release
@@ -27,36 +29,28 @@ b 30-31 release
 a 32-33 lock 100 -> 3
 = good
 
-# a token belongs to one holding
+# a later holding has a token of its own, and a greater one
 a 0-1 lock 100 -> 7
-a 2-3 release
-b 4-5 lock 100 -> 7
-= tokens
-
-# tokens rise over all locks
-a 0-1 lock 100 -> 7
-b 4-5 lock 100 on another -> 6
-= tokens
-
-# tokens of grants at one time may be in any order
-a 0-2 lock 100 -> 7
-b 1-5 lock 100 on another -> 6
-= good
-
-# a request that is sent again may report an old grant
-a 0-5 lock 100 -> Lost
-b 6-7 lock 100 on another -> 8
-a 10-11 lock 100 -> 7
-= good
-
-# re-entry keeps the token
-a 0-1 lock 100 -> 7
+= tokens + a 2-3 release + b 4-5 lock 100 -> 7
+= tokens + b 4-5 lock 100 on another -> 6
+// Re-entry keeps it.
 = tokens + a 10-11 lock 100 -> 8
 = good + a 95-101 lock 100 -> 8
 
+# tokens that may be in any order
+// Of grants at one time.
+= good + a 0-2 lock 100 -> 7 + b 1-5 lock 100 on another -> 6
+// Of a request that is sent again, and reports an old grant.
+= good + a 0-5 lock 100 -> Lost + b 6-7 lock 100 on another -> 8 + a 10-11 lock 100 -> 7
+
 # two owners at one time
-a 0-1 lock 100 -> 1
-b 50-51 lock 100 -> 2
+= exclusion + a 0-1 lock 100 -> 1 + b 50-51 lock 100 -> 2
+// Behind a longer hold of the same owner.
+a 0-1 lock 500 -> 1
+b 600-601 lock 1000 -> 2
+b 610-611 renew 2000
+c 700-701 lock 2 -> 3
+c 710-711 lock 50 -> 3
 = exclusion
 
 # a hold without a token excludes others until its release
@@ -64,14 +58,6 @@ a 0-1 lock 100 -> GrantedWithoutToken
 = exclusion + b 50-51 lock 100 -> 2
 = exclusion + b 50-51 lock 100 -> GrantedWithoutToken
 = good + a 40-45 release + b 42-51 lock 100 -> 2
-
-# the breach is seen behind a longer hold of the same owner
-a 0-1 lock 500 -> 1
-b 600-601 lock 1000 -> 2
-b 610-611 renew 2000
-c 700-701 lock 2 -> 3
-c 710-711 lock 50 -> 3
-= exclusion
 
 # a lease that is over protects nobody, and the tolerance covers its last moments
 a 0-1 lock 50 -> 1
@@ -85,36 +71,23 @@ b 1050-1051 lock 100 -> 2
 = good
 = exclusion + a 1001-1002 renew 100
 
-# a renewal sets the end of the lease and may shorten it
+# what ends a hold
 a 0-1 lock 1000 -> 1
-b 100-101 lock 100 -> 2
-= good + a 10-11 renew 20
-= exclusion possession + a 10-11 renew 20 -> NotHeld
-
-# a release ends the hold when it is sent
-a 0-1 lock 1000 -> 1
-a 10-30 release
-b 11-12 lock 100 -> 2
-= good
-
-# a release of an inner hold does not
-a 0-1 lock 1000 -> 1
-a 10-11 release -> StillHeld
-b 20-21 lock 100 -> 2
-= exclusion
-
-# a lost release or renewal may come into force later
-a 0-1 lock 1000 -> 1
-b 50-51 lock 100 -> 2
-= good + a 10-30 release -> Lost + a 40-41 renew 1000
-= good + a 10-30 renew 20 -> Lost
-
-# lost operations excuse no breach of others
-a 0-1 lock 1000 -> 1
-c 2-30 lock 1000 -> Lost
-d 3-30 release -> Lost
-b 50-51 lock 100 -> 2
-= exclusion
+// A renewal sets the end of the lease and may shorten it.
+= good + b 100-101 lock 100 -> 2 + a 10-11 renew 20
+= exclusion possession + b 100-101 lock 100 -> 2 + a 10-11 renew 20 -> NotHeld
+// A release ends it when it is sent, but not that of an inner hold.
+= good + b 11-12 lock 100 -> 2 + a 10-30 release
+= exclusion + b 20-21 lock 100 -> 2 + a 10-11 release -> StillHeld
+// Lost ones may come into force later.
+= good + b 50-51 lock 100 -> 2 + a 10-30 release -> Lost + a 40-41 renew 1000
+= good + b 50-51 lock 100 -> 2 + a 10-30 renew 20 -> Lost
+// Those of others excuse nothing.
+= exclusion + b 50-51 lock 100 -> 2 + c 2-30 lock 1000 -> Lost + d 3-30 release -> Lost
+// Interferences end the holds before them and no others.
+= good + b 20-21 lock 1000 -> 2 + ! EndsHolds 5-10
+= exclusion + b 20-21 lock 1000 -> 2 + ! EndsHolds 5-10 on another
+= exclusion + b 20-21 lock 1000 -> 2 + ! HoldsCommandsBack 5-10
 
 # nobody is told that it lost what it certainly holds
 a 0-1 lock 1000 -> 1
@@ -122,65 +95,40 @@ a 0-1 lock 1000 -> 1
 = possession + a 10-11 release -> NotHeld
 = possession + a 10-11 lock 100 -> NotAvailable
 = good + a 980-1001 renew 100 -> NotHeld
+// An owner whose every answer came has counted its holds right.
+= possession + a 20-21 lock 100 -> HOLDCOUNT
+= good + a 20-21 lock 100 -> HOLDCOUNT + a 10-11 lock 100 -> Lost
 
-# an owner whose every answer came has counted its holds right
-a 0-1 lock 1000 -> 1
-a 20-21 lock 100 -> HOLDCOUNT
-= possession
-= good + a 10-11 lock 100 -> Lost
-
-# an interference ends the holds before it and no others
-a 0-1 lock 1000 -> 1
+# an interference and a grant after it, or meanwhile, which is not certain
 b 20-21 lock 1000 -> 2
-= good + ! EndsHolds 5-10
-= exclusion + ! EndsHolds 5-10 on another
-= exclusion + ! HoldsCommandsBack 5-10
-
-# it does not end a hold after it
-a 11-12 lock 1000 -> 1
-b 20-21 lock 1000 -> 2
-! EndsHolds 5-10
-= exclusion
-
-# a grant during an interference is not certain
-a 6-7 lock 1000 -> 1
-b 20-21 lock 1000 -> 2
-! EndsHolds 5-30
-= good
+= exclusion + a 11-12 lock 1000 -> 1 + ! EndsHolds 5-10
+= good + a 6-7 lock 1000 -> 1 + ! EndsHolds 5-30
 
 # waiters are granted in the order in which they were seen to queue
-a 0-100 lock 10 queued 5 -> 1
-b 6-200 lock 10 queued 8 -> 2
-= good
-
-# waiters that pass each other
+= good + a 0-100 lock 10 queued 5 -> 1 + b 6-200 lock 10 queued 8 -> 2
+// They pass each other, but what was held back was not seen in the queue.
 a 0-200 lock 10 queued 5 -> 2
 b 6-190 lock 10 queued 8 -> 1
 = order
-// What was held back was not seen in the queue.
 = good + ! HoldsCommandsBack 1-4
 
-# a newcomer that passes the queue
+# a newcomer, or a reader, that passes the queue
 a 0-200 lock 10 queued 5 -> 2
-b 6-8 lock 1 -> 1
-= order
+= order + b 6-8 lock 1 -> 1
+= order + b 6-8 lock 100 SHARED -> 1
 
-# waiters that were not seen to queue may come in any order
-a 0-200 lock 10 queued 7 -> 2
-b 6-190 lock 10 queued 8 -> 1
-= good
-
-# the place of an older request that failed meanwhile counts
+# waiters that may come in any order
+// They were not seen to queue.
+= good + a 0-200 lock 10 queued 7 -> 2 + b 6-190 lock 10 queued 8 -> 1
+// The place of an older request that failed meanwhile counts.
 a 1-200 lock 10 queued 5 -> 2
 b 6-190 lock 10 queued 8 -> 1
 = good + b 0-9 lock 10 -> KILLED
 = good + b 0-2 lock 10 -> Lost
 
 # a connected client has an answer in the end
-a 0-1000 lock 10 -> Silent
-= liveness
-
-# who was told something or lost its connection has one
+= liveness + a 0-1000 lock 10 -> Silent
+// Who was told something or lost its connection has one.
 a 0-1000 lock 10 -> Lost
 b 0-1000 lock 10 -> NotAvailable
 c 0-1000 lock 10 -> UNBLOCKED
@@ -194,9 +142,7 @@ c 4-5 lock 100 SHARED -> 3
 = exclusion + w 10-11 lock 100 -> 4
 
 # nor a writer with a reader
-w 0-1 lock 100 -> 1
-a 10-11 lock 100 SHARED -> 2
-= exclusion
+= exclusion + w 0-1 lock 100 -> 1 + a 10-11 lock 100 SHARED -> 2
 
 # no more hold a lock than the strictest of them says
 a 0-1 lock 100 LIMIT 2 -> 1
@@ -204,22 +150,13 @@ b 2-3 lock 100 LIMIT 2 -> 2
 = good
 = exclusion + c 10-11 lock 100 LIMIT 5 -> 3
 = good + a 5-6 release + c 10-11 lock 15 SHARED -> 3
-
-# two holds of one owner count once
-a 0-1 lock 100 LIMIT 2 -> 1
-a 2-3 lock 100 LIMIT 2 -> 1
-b 4-5 lock 100 LIMIT 2 -> 2
-= good
+// Two holds of one owner count once.
+= good + a 1-2 lock 100 LIMIT 2 -> 1
 
 # the tokens of readers rise too and belong to one each
 a 0-1 lock 100 SHARED -> 7
 = tokens + b 2-3 lock 100 SHARED -> 7
 = tokens + b 2-3 lock 100 SHARED -> 6
-
-# a reader that passes a waiting writer
-w 0-200 lock 10 queued 5 -> 2
-r 6-8 lock 100 SHARED -> 1
-= order
 
 # only who asked for a looser mode is told to release it
 a 10-11 lock 100 -> UPGRADE
@@ -293,18 +230,12 @@ a 10-1200 wait on 2 -> NotAvailable
 = good + b 40-1100 wait unseen on 1 -> NotAvailable
 
 # the token of a holding that is over never comes back
-a 0-1 lock 100 -> 7
-a 2-3 release
 a 10-11 lock 100 -> 7
-= tokens
-= tokens + b 4-5 lock 100 -> 8 + b 6-7 release
-= good + ! BringsBack 5-6
-
-# nor that of one that was told to be over
-a 0-1 lock 10 -> 7
-a 20-21 renew 10 -> NotHeld
-a 30-31 lock 100 -> 7
-= tokens
+= tokens + a 0-1 lock 100 -> 7 + a 2-3 release
+= tokens + a 0-1 lock 100 -> 7 + a 2-3 release + b 4-5 lock 100 -> 8 + b 6-7 release
+= good + a 0-1 lock 100 -> 7 + a 2-3 release + ! BringsBack 5-6
+// Nor that of one that was told to be over.
+= tokens + a 0-1 lock 5 -> 7 + a 7-8 renew 10 -> NotHeld
 
 # a waiter that gets nothing was not passed either
 a 0-1 lock 1000 -> 1
@@ -322,28 +253,20 @@ a 10-11 release
 = good + b 2-200 wait BLOCK 8000 -> 2
 = good + b 2-6010 wait BLOCK 8000 -> 2 + ! StopsClients 20-6000
 = good + b 2-400 wait BLOCK 8000 -> 2 + ! EndsHolds 5-300
-
-# a lock whose lease is over does not stay free
-a 0-1 lock 300 -> 1
-= good + b 2-310 wait -> 2
-= liveness + b 2-800 wait -> 2
-// A longer lease by a renewal counts.
-= good + b 2-800 wait -> 2 + a 5-6 renew 700
-
-# a shorter lease by a renewal counts as well
-a 0-1 lock 700 -> 1
-a 5-6 renew 100
-b 2-650 wait -> 2
-= liveness
-
-# nobody is told of a hold that it can not have
-a 0-1 lock 1000 -> 1
-a 10-11 release
+// And nobody is told of a hold that it can not have.
 = possession + a 20-21 renew 100
 = possession + a 20-21 release
 = possession + a 20-21 release -> StillHeld
 = good + a 20-21 release hold 1
 = good + a 20-21 renew 100 + ! BringsBack 12-14
+
+# a lock whose lease is over does not stay free
+a 0-1 lock 300 -> 1
+= good + b 2-310 wait -> 2
+= liveness + b 2-800 wait -> 2
+// A longer lease by a renewal counts, and so does a shorter one.
+= good + b 2-800 wait -> 2 + a 5-6 renew 700
+= liveness + b 2-650 wait -> 2 + a 3-4 renew 700 + a 5-6 renew 100
 
 # nobody renews a lease that was over long ago
 a 0-1 lock 100 -> 1
@@ -362,9 +285,7 @@ b 50-51 lock 100 SHARED -> 3
 
 # nor does a looser re-entry
 a 0-1 lock 1000 -> 1
-a 10-11 lock 1000 SHARED -> 1
-b 50-51 lock 100 SHARED -> 2
-= exclusion
+= exclusion + a 10-11 lock 1000 SHARED -> 1 + b 50-51 lock 100 SHARED -> 2
 
 # what is told after a session closed is kept
 s 0-1 lock 1000 SESSION -> 1
@@ -408,22 +329,19 @@ b 20-1101 lock 10 queued 25 -> 2
 = good + ! HoldsCommandsBack 500-600
 = order + ! HoldsCommandsBack 2-3
 
-# a grant that nobody claims goes to the next in line promptly
+# a grant to a place, and who claims it in time
 a 0-1 lock 10000 -> 1
 a 100-101 release
-p 10-101 place -> told 2
-= good + n 20-550 place -> told 3
-= liveness + n 20-1000 place -> told 3
-// A claim makes it last.
-= good + n 20-1000 place -> told 3 + p 300-301 renew 5000
-
-# a session that nobody claims is not kept up
-a 0-1 lock 10000 -> 1
-a 100-101 release
-p 10-101 place SESSION -> told 2
-n 20-2000 place -> told 3
-= liveness
-= good + p 300-301 renew 5000
+// One that nobody claims goes to the next in line promptly. A claim makes it last.
+= good + p 10-101 place -> told 2 + n 20-550 place -> told 3
+= liveness + p 10-101 place -> told 2 + n 20-1000 place -> told 3
+= good + p 10-101 place -> told 2 + n 20-1000 place -> told 3 + p 300-301 renew 5000
+// A session that nobody claims is not kept up.
+= liveness + p 10-101 place SESSION -> told 2 + n 20-2000 place -> told 3
+= good + p 10-101 place SESSION -> told 2 + n 20-2000 place -> told 3 + p 300-301 renew 5000
+// A claimed grant keeps others out.
+= good + p 10-101 place -> told 2 + o 3000-3001 lock 10 -> 3
+= exclusion + p 10-101 place -> told 2 + o 3000-3001 lock 10 -> 3 + p 200-201 renew 5000
 
 # a claim that comes in time is not refused
 // Another grant shows that this one came later.
@@ -435,14 +353,6 @@ o 99-100 lock 10 on another -> 1
 = good + p 500-501 renew 5000 -> NotHeld
 // The message may tell of what was granted to an earlier request.
 = good + p 400-401 renew 5000 -> NotHeld + p 5-8 place -> Lost
-
-# a claimed grant keeps others out
-a 0-1 lock 10000 -> 1
-a 100-101 release
-p 10-101 place -> told 2
-o 3000-3001 lock 10 -> 3
-= good
-= exclusion + p 200-201 renew 5000
 
 # a place that was bound to a connection ends with it
 p 50-51 close at 1
@@ -467,40 +377,24 @@ a 10-11 add 7
 = good + r 20-21 read on another -> elements 5 6
 
 # of one that was refused, or whose answer was lost, nothing is promised
-a 10-11 add 7 -> NOTHELD
-b 10-11 add 8 -> Lost
-r 20-21 read -> elements 5
-= good
+= good + a 10-11 add 7 -> NOTHELD + b 10-11 add 8 -> Lost + r 20-21 read -> elements 5
 
-// Over a fail-over, from 100 to 900 ms: operations on the old primary and on the new one make
-// one history, and none is excused.
-
-# a new primary may grant what the old one told nobody
-a 0-500 lock 2000 -> Lost
-b 600-601 lock 1000 -> 2
-= good + ! HoldsCommandsBack 100-900
-
-# a new primary may grant when the lease of the old one is over
-a 0-1 lock 300 -> 1
-a 200-201 renew 300
-b 499-500 lock 1000 -> 2
-= good + ! HoldsCommandsBack 100-900
-
-# a new primary must not grant what the old one granted
-a 0-1 lock 2000 -> 1
-b 600-601 lock 1000 -> 2
-= exclusion + ! HoldsCommandsBack 100-900
-
-# an old primary must not renew what the new one granted
-a 0-1 lock 700 -> 1
-b 710-711 lock 1000 -> 2
-a 690-720 renew 700
-= exclusion + ! HoldsCommandsBack 100-900
-
-# an old primary must not grant what the new one granted
-b 600-601 lock 1000 -> 2
-a 610-611 lock 300 -> 3
-= exclusion + ! HoldsCommandsBack 100-900
+# over a fail-over, operations on the old primary and on the new one make one history
+! HoldsCommandsBack 100-900
+// A new primary may grant what the old one told nobody, or when its lease is over.
+= good + a 0-500 lock 2000 -> Lost + b 600-601 lock 1000 -> 2
+= good + a 0-1 lock 300 -> 1 + a 200-201 renew 300 + b 499-500 lock 1000 -> 2
+// It must not grant what the old one granted.
+= exclusion + a 0-1 lock 2000 -> 1 + b 600-601 lock 1000 -> 2
+// An old primary must not renew what the new one granted, nor grant it.
+= exclusion + a 0-1 lock 700 -> 1 + b 710-711 lock 1000 -> 2 + a 690-720 renew 700
+= exclusion + b 600-601 lock 1000 -> 2 + a 610-611 lock 300 -> 3
+// A new primary must know of a hold that was told.
+= possession + a 0-1 lock 2000 -> 1 + a 600-601 renew 2000 -> NotHeld
+// Its tokens are greater and its own.
+= tokens + a 0-1 lock 2000 -> 1 + a 600-601 lock 2000 -> 2
+= tokens + a 0-1 lock 2000 -> 7 + a 10-11 release + b 600-601 lock 1000 -> 6
+= tokens + a 0-1 lock 300 -> 7 + b 600-601 lock 1000 -> 7
 
 # an answer that nobody believes is no hold and no excuse
 // The second renewal was answered NOREPLICAS, the first holds on.
@@ -509,17 +403,6 @@ a 100-101 renew 1000
 a 200-700 renew 1000 -> Lost
 b 1000-1001 lock 1000 -> 2
 = exclusion + ! HoldsCommandsBack 100-900
-
-# a new primary must know of a hold that was told
-a 0-1 lock 2000 -> 1
-a 600-601 renew 2000 -> NotHeld
-= possession + ! HoldsCommandsBack 100-900
-
-# the tokens of a new primary are greater and its own
-! HoldsCommandsBack 100-900
-= tokens + a 0-1 lock 2000 -> 1 + a 600-601 lock 2000 -> 2
-= tokens + a 0-1 lock 2000 -> 7 + a 10-11 release + b 600-601 lock 1000 -> 6
-= tokens + a 0-1 lock 300 -> 7 + b 600-601 lock 1000 -> 7
 ";
 
 /// All scenes come out as they say.
