@@ -258,8 +258,12 @@ impl Campaign {
             report::totals(&history, &faults.counts, &broken),
         );
         println!("totals: {:.1} s; {all}; seed {seed}", seconds.as_secs_f64());
-        let is_found = is_found(&breaches, self.until_breach_of);
-        let kept = survived.map(|()| is_found == self.until_breach_of.is_some());
+        let kept = match self.until_breach_of {
+            // What it breaks may keep clients from coming to an end.
+            Some(_) if is_found(&breaches, self.until_breach_of) => Ok(true),
+            Some(_) => survived.map(|()| false),
+            None => survived.map(|()| breaches.is_empty()),
+        };
         self.keep(&history, kept == Ok(true), dir)?;
         kept
     }

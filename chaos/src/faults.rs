@@ -6,22 +6,20 @@
 //! have found together again before the next one begins.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::BufReader;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Signal, reply_text, signal, spawn};
+use redis_lock_testing::{Connection, Fate, reply_text};
 
 use crate::client::Shared;
 use crate::clock;
 use crate::fleet::{DOWN_AFTER_MS, Fleet, SIDES};
-use crate::history::{Effect, MS, Nanos};
+use crate::history::{Effect, Nanos};
 
 mod keys;
 pub mod minority;
@@ -77,8 +75,8 @@ const TO_COMMANDS: [Kind; 30] = [
     (2, "server stop", Do(Faults::stop_server)),
     (2, "fail-over", Do(Faults::fail_over)),
     (1, "promotion", Do(Faults::promote)),
-    (1, "client crash", Do(Faults::crash_client)),
-    (2, "client stop", Do(Faults::stop_client)),
+    (1, HUNG_UP, Do(Faults::hang_up)),
+    (2, "kept back", Pass(Fate::KeptBack)),
     (2, "stall", Do(Faults::stall)),
     (3, "stall end", Do(Faults::end_stalls)),
     (4, "kill", Do(|it| it.kill_any(" cmd=lock."))),
@@ -192,8 +190,6 @@ pub struct Faults {
     /// Where servers are hurt several at a time, how.
     minority: Option<Minority>,
     fsync: &'static str,
-    process: Option<(Child, JoinHandle<()>)>,
-    processes: usize,
     admin: Option<Connection>,
 }
 
@@ -226,13 +222,10 @@ impl Faults {
             kinds,
             minority,
             fsync: "no",
-            process: None,
-            processes: 0,
             admin: None,
         };
         if victims == Victims::Commands {
             faults.set_any_fsync()?;
-            faults.start_client()?;
         }
         Ok(faults)
     }
@@ -261,7 +254,7 @@ impl Faults {
                 self.hurt_for(replica, how, from_ms, to_ms)
             }
             Replace(how, most_ms) => self.replace_primary(how, most_ms),
-            Pass(fate) => self.let_pass_as(fate),
+            Pass(fate) => self.let_pass_as(name, fate),
             Say(effects, lines) => self.run_commands(name, effects, lines),
         };
         let is_done = is_done.map_err(told)?;
@@ -284,7 +277,6 @@ impl Faults {
 
     /// Ends what still goes on.
     pub fn end(&mut self) -> Result<(), String> {
-        self.end_client();
         let ways = self.fleet.nodes.iter().flat_map(|node| &node.clients);
         ways.for_each(|way| way.close_swallowing());
         match &mut self.minority {
@@ -379,84 +371,32 @@ impl Faults {
         Ok(true)
     }
 
-    fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {
+    fn let_pass_as(&mut self, name: &str, fate: Fate) -> Result<bool, String> {
         let node = match self.victims {
             Victims::Finders => self.rng.random_range(0..self.fleet.nodes.len()),
             _ => 0,
         };
         let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
         sides[self.rng.random_range(0..SIDES)] = true;
+        let from = clock::now();
         self.fleet.set(node, sides, fate);
         self.sleep(10, 1000);
         self.fleet.set(node, [true; SIDES], Fate::Passes);
-        Ok(true)
-    }
-
-    /// What passes comes late, commands and messages alike.
-    fn delay(&mut self) -> Result<bool, String> {
-        let ms = self.rng.random_range(1..=250);
-        let from = clock::now();
-        self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
-        let (effects, span) = ([Effect::HoldsCommandsBack], (from, clock::now() + ms * MS));
-        let journal = &self.shared.journal;
-        journal.interfered_until("delay", &effects, None, span);
-        Ok(true)
-    }
-
-    /// A client in a process of its own, which writes its journal to us.
-    fn start_client(&mut self) -> Result<(), String> {
-        self.processes += 1;
-        let port = self.fleet.nodes[0].clients[0].addr().port().to_string();
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
-        command
-            .args(["--as-client-of", &port])
-            .args(["--seed", &self.rng.random::<u32>().to_string()])
-            .args(["--number", &(1000 + self.processes).to_string()])
-            .args(self.shared.locks.names())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut child = spawn(command)?;
-        let output = child.stdout.take();
-        let shared = Arc::clone(&self.shared);
-        let reader = thread::spawn(move || {
-            if let Some(output) = output {
-                shared.journal.copy_from(BufReader::new(output));
-            }
-        });
-        self.process = Some((child, reader));
-        Ok(())
-    }
-
-    fn end_client(&mut self) {
-        if let Some((mut process, reader)) = self.process.take() {
-            let _ = process.kill();
-            let _ = process.wait();
-            let _ = reader.join();
-        }
-    }
-
-    fn crash_client(&mut self) -> Result<bool, String> {
-        self.end_client();
-        self.start_client()?;
-        Ok(true)
-    }
-
-    fn stop_client(&mut self) -> Result<bool, String> {
-        let Some((process, _)) = &self.process else {
-            return Ok(false);
+        let late = match fate {
+            Fate::Delayed(late) => late,
+            Fate::KeptBack => Duration::ZERO,
+            _ => return Ok(true),
         };
-        let (id, from) = (process.id(), clock::now());
-        signal(id, Signal::STOP)?;
-        self.sleep(100, 1500);
-        signal(id, Signal::CONT)?;
-        self.note_effects("client stop", &[Effect::StopsClients], from);
+        // Commands come late, and so do messages, as to clients that stand still.
+        let effects = [Effect::HoldsCommandsBack, Effect::StopsClients];
+        let until = clock::now() + u64::try_from(late.as_nanos()).unwrap_or(Nanos::MAX);
+        let journal = &self.shared.journal;
+        journal.interfered_until(name, &effects, None, (from, until));
         Ok(true)
     }
-}
 
-impl Drop for Faults {
-    fn drop(&mut self) {
-        self.end_client();
+    fn delay(&mut self) -> Result<bool, String> {
+        let late = Duration::from_millis(self.rng.random_range(1..=250));
+        self.let_pass_as("delay", Fate::Delayed(late))
     }
 }

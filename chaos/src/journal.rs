@@ -1,7 +1,6 @@
 //! Where everybody writes down what happens, while it happens.
 
 use std::collections::HashMap;
-use std::io::BufRead;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,8 +14,6 @@ pub struct Journal {
     /// The operations that may wait, by the id of their connection.
     waiting: Mutex<HashMap<i64, usize>>,
     grants: AtomicUsize,
-    /// Whether each entry is written to the standard output too.
-    echo: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -24,33 +21,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Journal {
-    /// The journal of a client process, which its parent reads.
-    pub fn echoing() -> Self {
-        Self {
-            echo: true,
-            ..Self::default()
-        }
-    }
-
-    /// Changes an operation, and writes how it is now if it shall be written.
     fn change(&self, number: usize, change: impl FnOnce(&mut Operation)) {
-        let operation = &mut lock(&self.history).operations[number];
-        change(operation);
-        if self.echo
-            && let Ok(line) = serde_json::to_string(&(number, &*operation))
-        {
-            println!("{line}");
-        }
+        change(&mut lock(&self.history).operations[number]);
     }
 
     /// Notes an operation just before it is sent.
     pub fn began(&self, operation: Operation) -> usize {
         let mut history = lock(&self.history);
         history.operations.push(operation);
-        let number = history.operations.len() - 1;
-        drop(history);
-        self.change(number, |_| {});
-        number
+        history.operations.len() - 1
     }
 
     /// Notes since when an operation has its place in a queue, if that is known.
@@ -67,30 +46,6 @@ impl Journal {
             noted.answered = Some(answered);
             noted.outcome = outcome;
         });
-    }
-
-    /// Takes over what a client process writes, until its end.
-    pub fn copy_from(&self, lines: impl BufRead) {
-        let mut here: Vec<usize> = Vec::new();
-        for line in lines.lines().map_while(Result::ok) {
-            // The last line of a killed process may be cut off.
-            let Ok((number, operation)) = serde_json::from_str::<(usize, Operation)>(&line) else {
-                break;
-            };
-            match here.get(number) {
-                Some(&known) => self.change(known, |noted| *noted = operation),
-                None => here.push(self.began(operation)),
-            }
-        }
-        let now = clock::now();
-        let mut history = lock(&self.history);
-        for operation in here {
-            let noted = &mut history.operations[operation];
-            if noted.outcome == Outcome::Pending {
-                noted.answered = Some(now);
-                noted.outcome = Outcome::GivenUp;
-            }
-        }
     }
 
     /// Notes something that was done to the server from this time until now.

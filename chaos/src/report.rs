@@ -8,10 +8,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::faults::Event;
-use crate::history::{
-    self, Acquire, Breach, History, MS, Mode, Nanos, Operation, Outcome, Promise, Request,
-    TOLERANCE,
-};
+use crate::history::{self, Breach, History, MS, Nanos, Operation, Outcome, Promise, TOLERANCE};
 
 /// How many breaches of each promise are shown in full.
 const SHOWN: usize = 3;
@@ -19,38 +16,19 @@ const SHOWN: usize = 3;
 /// How much earlier than a breach the events begin that are told with it.
 const EVENTS_BEFORE: Nanos = 5000 * MS;
 
-/// What came of all operations, of grants in which mode. What shows that a section relies
-/// upon its lock is none.
+/// What came of all operations. What shows that a section relies upon its lock is none.
 fn outcomes(history: &History) -> BTreeMap<String, usize> {
     let mut outcomes = BTreeMap::new();
     let is_none = |one: &&Operation| one.answered == Some(one.sent);
     for one in history.operations.iter().filter(|one| !is_none(one)) {
+        let shown = format!("{:?}", one.outcome);
         let kind = match &one.outcome {
-            Outcome::Granted(_) | Outcome::GrantedWithoutToken => {
-                format!("granted {}", kind_of(one.request))
-            }
-            Outcome::Told { .. } => "told".to_owned(),
-            Outcome::Elements(_) => "read".to_owned(),
-            Outcome::Deadlock(_) => "deadlock".to_owned(),
-            Outcome::Error(code) => code.clone(),
-            other => format!("{other:?}").to_lowercase(),
+            Outcome::Error(code) => code,
+            _ => shown.split(['(', ' ']).next().unwrap_or_default(),
         };
-        *outcomes.entry(kind).or_default() += 1;
+        *outcomes.entry(kind.to_owned()).or_default() += 1;
     }
     outcomes
-}
-
-fn kind_of(request: Request) -> &'static str {
-    match request {
-        Request::Acquire(_) if request.is_for_place() => "by a place",
-        Request::Acquire(Acquire { session: true, .. }) => "in a session",
-        Request::Acquire(Acquire { mode, .. }) => match mode {
-            Mode::Exclusive => "exclusively",
-            Mode::Shared => "shared",
-            Mode::Limited(_) => "limited",
-        },
-        _ => "otherwise",
-    }
 }
 
 /// Each kind with its number, and the sum before them.

@@ -168,14 +168,14 @@ impl Client {
         None
     }
 
-    /// Asks for the same hold again. Returns whether the client still has it.
-    pub(super) fn confirm(&mut self, hold: &mut Hold) -> bool {
-        // A holder never waits.
+    /// Asks for the same hold again, without a wait. Returns whether the client still has it.
+    pub(super) fn confirm(&mut self, hold: &mut Hold, at_once: bool) -> bool {
         let ask = Acquire {
+            block_ms: None,
             claim_ms: None,
             ..hold.ask
         };
-        self.repeat(hold, Request::Acquire(ask), false)
+        self.repeat(hold, Request::Acquire(ask), at_once)
     }
 
     /// Renews a hold. Returns whether the client still has it. `at_once` if its client can't

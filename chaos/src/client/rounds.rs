@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rand::RngExt;
 
-use super::holds::{Hold, LAST_WAIT};
+use super::holds::{Hold, LAST_WAIT, release};
 use super::{Client, Wrap};
 use crate::clock;
 use crate::history::{Acquire, MS, Mode, Outcome, Request};
@@ -114,7 +114,8 @@ impl Client {
             in_order = self.work(&mut hold) && self.leave(&mut hold);
             // There is nothing to renew any more.
             if in_order && !self.is_watched() && self.rng.random_bool(0.3) {
-                self.renew_with(&hold, None);
+                let (lease_ms, fence) = (hold.ask.lease_ms, None);
+                self.perform(&lock, Request::Renew { lease_ms, fence });
             }
         }
         // Whoever can't tell what it holds begins anew as another.
@@ -140,7 +141,8 @@ impl Client {
                 self.renew(hold, true);
                 self.release(&hold.lock, None, None);
             }
-            4..=6 => return self.acquires_again(hold),
+            // As who does not trust its ears.
+            4..=6 => return self.confirm(hold, true),
             _ => return true,
         }
         false
@@ -222,86 +224,68 @@ impl Client {
     fn act(&mut self, hold: &mut Hold) -> bool {
         if hold.ask.session {
             let asks_again = self.rng.random_bool(0.3);
-            return (!asks_again || self.acquires_again(hold)) && self.ping(&hold.lock);
+            return (!asks_again || self.confirm(hold, true)) && self.ping(&hold.lock);
         }
         if self.is_watched() {
             return match hold.ask.hold.is_some() && self.rng.random_bool(0.2) {
                 // It may be a grace period that does not confirm it.
-                true => self.confirm(hold) || self.shared.protection.grace_ms() > 0,
+                true => self.confirm(hold, false) || self.shared.protection.grace_ms() > 0,
                 false => self.renew(hold, false),
             };
         }
-        match self.rng.random_range(0..9) {
-            0..=1 => self.re_enter(hold),
-            2 if hold.ask.mode != Mode::Exclusive => self.ask_for_more(hold),
+        let (lease_ms, sent) = (self.any_lease_ms(false), clock::now());
+        let fence = Some(hold.token + self.rng.random_range(1..=2) * 2 - 3);
+        let ask = Acquire {
+            lease_ms,
+            block_ms: self.any_block_ms(),
+            ..Acquire::default()
+        };
+        let (request, expected) = match self.rng.random_range(0..9) {
+            0..=1 => {
+                // A looser mode is granted too, and changes nothing.
+                let is_looser = self.rng.random_bool(0.1);
+                let ask = Acquire {
+                    mode: if is_looser {
+                        Mode::Shared
+                    } else {
+                        hold.ask.mode
+                    },
+                    hold: hold.ask.hold.map(|_| hold.count + 1),
+                    ..ask
+                };
+                (Request::Acquire(ask), Outcome::Granted(hold.token))
+            }
+            // Who asks for the lock all alone is refused at once.
+            2 if hold.ask.mode != Mode::Exclusive => {
+                (Request::Acquire(ask), Outcome::Error("UPGRADE".into()))
+            }
             3..=4 => {
-                hold.ask.lease_ms = self.any_lease_ms(false);
-                self.renew(hold, false)
+                hold.ask.lease_ms = lease_ms;
+                return self.renew(hold, false);
             }
             5..=6 if hold.count > 1 => {
-                let count = hold.ask.hold.map(|_| hold.count);
-                hold.count -= 1;
-                let one = Request::Release {
-                    hold: count,
-                    fence: None,
-                    all: false,
-                };
-                self.perform(&hold.lock, one) == Outcome::StillHeld
+                let (count, fence, all) = (hold.ask.hold.map(|_| hold.count), None, false);
+                let hold = count;
+                (Request::Release { hold, fence, all }, Outcome::StillHeld)
             }
-            8 => self.name_another_token(hold),
-            _ => true,
-        }
-    }
-
-    /// Asks for the same hold without a wait, as who does not trust its ears.
-    pub(super) fn acquires_again(&mut self, hold: &Hold) -> bool {
-        let ask = Acquire {
-            block_ms: None,
-            claim_ms: None,
-            ..hold.ask
+            // A token that is not that of the hold does nothing.
+            7 => (Request::Renew { lease_ms, fence }, Outcome::NotHeld),
+            8 => (release(None, fence), Outcome::NotHeld),
+            _ => return true,
         };
-        self.acquire(&hold.lock, ask) == Outcome::Granted(hold.token)
-    }
-
-    /// Names a token that is not that of the hold, which does nothing.
-    fn name_another_token(&mut self, hold: &Hold) -> bool {
-        let other = Some(hold.token + self.rng.random_range(1..=2) * 2 - 3);
-        let outcome = if self.rng.random_bool(0.5) {
-            self.renew_with(hold, other)
-        } else {
-            self.release(&hold.lock, None, other)
-        };
-        outcome == Outcome::NotHeld
-    }
-
-    fn re_enter(&mut self, hold: &mut Hold) -> bool {
-        // A looser mode is granted too, and changes nothing.
-        let looser = self.rng.random_bool(0.1);
-        let ask = Acquire {
-            lease_ms: self.any_lease_ms(false),
-            block_ms: self.any_block_ms(),
-            mode: if looser { Mode::Shared } else { hold.ask.mode },
-            hold: hold.ask.hold.map(|_| hold.count + 1),
-            ..Acquire::default()
-        };
-        let sent = clock::now();
-        if self.acquire(&hold.lock, ask) != Outcome::Granted(hold.token) {
+        if self.perform(&hold.lock, request) != expected {
             return false;
         }
-        hold.count += 1;
-        hold.ask.lease_ms = hold.ask.lease_ms.max(ask.lease_ms);
-        hold.lasts(self, ask.lease_ms, sent);
+        match expected {
+            Outcome::Granted(_) => {
+                hold.count += 1;
+                hold.ask.lease_ms = hold.ask.lease_ms.max(lease_ms);
+                hold.lasts(self, lease_ms, sent);
+            }
+            Outcome::StillHeld => hold.count -= 1,
+            _ => {}
+        }
         true
-    }
-
-    /// Asks for the lock all alone, which is refused at once.
-    fn ask_for_more(&mut self, hold: &Hold) -> bool {
-        let ask = Acquire {
-            lease_ms: hold.ask.lease_ms,
-            block_ms: self.any_block_ms(),
-            ..Acquire::default()
-        };
-        self.acquire(&hold.lock, ask) == Outcome::Error("UPGRADE".into())
     }
 
     /// Gives the lock back: in time, too late, or never. Returns whether the owner
@@ -365,10 +349,5 @@ impl Client {
         };
         let asked = self.ask(connected, lock, Request::Ping, Wrap::Plain);
         self.answer(asked) == Outcome::Done
-    }
-
-    pub(super) fn renew_with(&mut self, hold: &Hold, fence: Option<i64>) -> Outcome {
-        let lease_ms = hold.ask.lease_ms;
-        self.perform(&hold.lock, Request::Renew { lease_ms, fence })
     }
 }
