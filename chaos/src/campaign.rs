@@ -13,11 +13,11 @@ use redis_lock_testing::{Setup, comes_true};
 
 use crate::client::sets::{self, Workload};
 use crate::client::{Client, LEASE_MS_MAX, Shared};
-use crate::faults::minority::{Minority, Open};
+use crate::faults::minority::Minority;
 use crate::faults::{self, Faults, Victims};
 use crate::fleet::{Fleet, SIDES, Topology};
 use crate::history::{self, Breach, History, Promise, TOLERANCE};
-use crate::library::workers::{Planted, Workers};
+use crate::library::{Planted, Workers};
 use crate::locks::Locks;
 use crate::protection::{Mode, Protection};
 use crate::{observer, report};
@@ -105,9 +105,6 @@ pub struct Campaign {
     /// Have bare commands behind witnesses use the locks for data, and see what becomes of it
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// How many tasks each of a library's three clients has
-    #[arg(long, default_value_t = 6)]
-    pub tasks: usize,
     /// Do this wrong: it has to be found
     #[arg(long, value_enum)]
     pub planted: Option<Planted>,
@@ -120,11 +117,8 @@ pub struct Campaign {
     restart_at_once: bool,
 }
 
-/// All clients.
-enum Crew {
-    Clients(Vec<JoinHandle<Result<(), String>>>),
-    Workers(Workers),
-}
+/// Waits until all clients have taken their last locks, and come to rest.
+type End = Box<dyn FnOnce() -> Result<(), String>>;
 
 impl Campaign {
     /// The seed, which is another one each time if none is given.
@@ -186,9 +180,9 @@ impl Campaign {
         }
     }
 
-    fn minority(&self, open: &Arc<Open>, rng: StdRng) -> Option<Minority> {
+    fn minority(&self, rng: StdRng) -> Option<Minority> {
         let most = self.servers / 2;
-        let minority = || Minority::new(most, self.restart_at_once, Arc::clone(open), rng);
+        let minority = || Minority::new(most, self.restart_at_once, rng);
         (self.client == Who::Redlock).then(minority)
     }
 
@@ -224,21 +218,20 @@ impl Campaign {
             fleet.stay_calm()?;
         }
         let shared = Arc::new(self.shared(&fleet));
-        let open = Arc::default();
         let mut faults = Faults::new(
             fleet,
             self.victims(),
             StdRng::seed_from_u64(rng.random()),
             Arc::clone(&shared),
             &self.only,
-            self.minority(&open, StdRng::seed_from_u64(rng.random())),
+            self.minority(StdRng::seed_from_u64(rng.random())),
         )?;
         let start = Instant::now();
-        let crew = self.start_crew(&faults.fleet, &shared, &open, rng)?;
+        let await_end = self.start_clients(&faults.fleet, &shared, rng)?;
         let hurt = self.hurt(&mut faults, &shared);
         let healed = faults.end();
         shared.end();
-        let ended = crew.end(&protection);
+        let ended = await_end();
         let survived = hurt.and(healed).and(ended);
         let mut survived = survived.and_then(|()| faults.fleet.examine());
         if self.workload.is_some() && survived.is_ok() {
@@ -281,16 +274,15 @@ impl Campaign {
         Ok(())
     }
 
-    fn start_crew(
+    fn start_clients(
         &self,
         fleet: &Fleet,
         shared: &Arc<Shared>,
-        open: &Arc<Open>,
         mut rng: StdRng,
-    ) -> Result<Crew, String> {
+    ) -> Result<End, String> {
         if self.client != Who::Commands {
-            let workers = Workers::start(self, fleet, shared, open, rng)?;
-            return Ok(Crew::Workers(workers));
+            let workers = Workers::start(self, fleet, shared, rng)?;
+            return Ok(Box::new(|| workers.end()));
         }
         let is_watched = self.topology.is_watched();
         let clients = if is_watched { 8 } else { 20 };
@@ -311,7 +303,10 @@ impl Campaign {
                 Ok(())
             }));
         }
-        Ok(Crew::Clients(threads))
+        let grace = Duration::from_millis(shared.protection.grace_ms());
+        Ok(Box::new(move || {
+            await_all(threads, 10 * (END_TIMEOUT + grace))
+        }))
     }
 
     /// Hurts something again and again, until the time is over or a breach is found.
@@ -363,23 +358,18 @@ fn is_found(breaches: &[Breach], promise: Option<Promise>) -> bool {
     broken.any(|broken| promise.is_none_or(|promise| promise == broken))
 }
 
-impl Crew {
-    /// Waits until all have taken their last locks.
-    fn end(self, protection: &Protection) -> Result<(), String> {
-        let threads = match self {
-            Self::Workers(workers) => return workers.end(),
-            Self::Clients(threads) => threads,
-        };
-        let patience = 10 * END_TIMEOUT + Duration::from_millis(10 * protection.grace_ms());
-        if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
-            return Err("some clients can't come to an end".into());
-        }
-        let joined = threads.into_iter().map(JoinHandle::join);
-        let panicked = |_| Err("a client panicked".into());
-        let ended: Vec<Result<(), String>> =
-            joined.map(|one| one.unwrap_or_else(panicked)).collect();
-        ended.into_iter().collect()
+/// Waits until all clients have come to an end.
+fn await_all(
+    threads: Vec<JoinHandle<Result<(), String>>>,
+    patience: Duration,
+) -> Result<(), String> {
+    if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
+        return Err("some clients can't come to an end".into());
     }
+    let panicked = |_| Err("a client panicked".into());
+    let joined = threads.into_iter().map(JoinHandle::join);
+    let ended: Vec<_> = joined.map(|one| one.unwrap_or_else(panicked)).collect();
+    ended.into_iter().collect()
 }
 
 /// Waits until locks are granted again.

@@ -5,10 +5,12 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 
 use crate::faults::Event;
-use crate::history::{self, Breach, History, MS, Nanos, Operation, Outcome, Promise, TOLERANCE};
+use crate::history::{
+    self, Breach, History, Interference, MS, Nanos, Operation, Outcome, Promise, TOLERANCE,
+};
 
 /// How many breaches of each promise are shown in full.
 const SHOWN: usize = 3;
@@ -100,13 +102,10 @@ pub fn sort(breaches: &mut Vec<Breach>) {
 pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
     let write = || -> std::io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
-        for operation in &history.operations {
-            serde_json::to_writer(&mut file, operation)?;
-            file.write_all(b"\n")?;
-        }
-        for interference in &history.interferences {
-            serde_json::to_writer(&mut file, interference)?;
-            file.write_all(b"\n")?;
+        let operations = history.operations.iter().map(serde_json::to_string);
+        let interferences = history.interferences.iter().map(serde_json::to_string);
+        for line in operations.chain(interferences) {
+            writeln!(file, "{}", line?)?;
         }
         file.flush()
     };
@@ -115,16 +114,20 @@ pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
 
 /// Judges a history that was written before. Returns whether all promises were kept.
 pub fn judge(path: &Path) -> Result<bool, String> {
-    fn read<T: DeserializeOwned>(line: &str, all: &mut Vec<T>) -> serde_json::Result<()> {
-        serde_json::from_str(line).map(|one| all.push(one))
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Line {
+        Operation(Operation),
+        Interference(Interference),
     }
     let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut history = History::default();
     for line in BufReader::new(file).lines() {
         let line = line.map_err(|error| error.to_string())?;
-        read(&line, &mut history.operations)
-            .or_else(|_| read(&line, &mut history.interferences))
-            .map_err(|error| format!("{line}: {error}"))?;
+        match serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))? {
+            Line::Operation(one) => history.operations.push(one),
+            Line::Interference(one) => history.interferences.push(one),
+        }
     }
     let breaches = history::check(&history, TOLERANCE);
     let broken = show(&breaches, &[]);

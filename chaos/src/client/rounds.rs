@@ -8,7 +8,7 @@ use super::holds::{Hold, LAST_WAIT, release};
 use super::{Client, Wrap};
 use crate::clock;
 use crate::history::{Acquire, MS, Mode, Outcome, Request};
-use crate::locks::{Kind, in_database};
+use crate::locks::{EXCLUSIVE, MIXED, PAIRED, in_database};
 use crate::protection::CLAIM_TIMEOUT_MS;
 
 /// How long a request waits in the queue at most, if not for ever.
@@ -57,11 +57,7 @@ impl Client {
             return (self.shared.locks.any_at_all(&mut self.rng), Mode::Exclusive);
         }
         let is_mixed = self.rng.random_bool(0.25);
-        let kind = if is_mixed {
-            Kind::Mixed
-        } else {
-            Kind::Exclusive
-        };
+        let kind = if is_mixed { MIXED } else { EXCLUSIVE };
         let key = self.shared.locks.any(kind, &mut self.rng);
         let mode = match self.rng.random_range(0..10) {
             2..=6 if is_mixed => Mode::Shared,
@@ -151,7 +147,7 @@ impl Client {
     /// Holds one lock and waits for another, each client in an order of its own, so that some
     /// wait for each other. Whoever is refused gives way.
     fn pair_round(&mut self) {
-        let (first, second) = self.shared.locks.any_two(Kind::Paired, &mut self.rng);
+        let (first, second) = self.shared.locks.any_two(PAIRED, &mut self.rng);
         let [first, second] = [first, second].map(|key| in_database(self.database, &key));
         let mut ask = Acquire {
             lease_ms: self.shared.protection.lease_max_ms,
