@@ -245,7 +245,7 @@ impl Campaign {
         if self.client != Who::Commands && survived.is_ok() && breaches.is_empty() {
             survived = faults.fleet.await_empty();
         }
-        let broken = report::show(&breaches, &faults.events);
+        let broken = report::show(&breaches, &history);
         let (seconds, all) = (
             start.elapsed(),
             report::totals(&history, &faults.counts, &broken),

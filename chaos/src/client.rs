@@ -47,24 +47,18 @@ const STALL_MS: u64 = 700;
 
 /// What all clients share.
 pub struct Shared {
-    /// Where they write down what they do.
     pub journal: Journal,
-    /// How they find the primary.
     pub guide: Guide,
     /// What all names begin with, so that those who serve the locks serve them.
     pub prefix: String,
-    /// What the servers do.
     pub protection: Protection,
-    /// The locks.
     pub locks: Locks,
-    /// What they are used for, if for anything.
     pub workload: Option<Workload>,
     /// When the faults ended: 0 while they go on.
     pub faults_end: AtomicU64,
 }
 
 impl Shared {
-    /// Nothing has happened yet.
     pub fn new(guide: Guide, protection: Protection, locks: Locks) -> Self {
         Self {
             journal: Journal::default(),
@@ -77,12 +71,10 @@ impl Shared {
         }
     }
 
-    /// Whether the faults are over.
     pub fn is_over(&self) -> bool {
         self.faults_end.load(Ordering::SeqCst) != 0
     }
 
-    /// From now on there are no faults.
     pub fn end(&self) {
         self.faults_end.store(clock::now(), Ordering::SeqCst);
     }
@@ -94,7 +86,6 @@ pub(crate) enum Wrap {
     Plain,
     /// In `MULTI` and `EXEC`, maybe with the end of a connection after or before it.
     Transaction(Option<i64>),
-    /// By a script.
     Script,
 }
 
@@ -195,7 +186,6 @@ impl Client {
         }
     }
 
-    /// As whom it asks.
     pub(crate) fn owner(&self) -> String {
         match &self.name {
             Some(name) => name.clone(),

@@ -160,27 +160,14 @@ fn kinds(victims: Victims) -> Vec<Kind> {
     all.iter().filter(|kind| kind.1 != but).copied().collect()
 }
 
-/// The names of all kinds.
 pub fn names() -> BTreeSet<&'static str> {
     let all = TO_COMMANDS.iter().chain(&TO_FOLLOWERS).chain(&TO_LIBRARIES);
     all.map(|&(_, name, _)| name).collect()
 }
 
-/// What happened, and when.
-pub struct Event {
-    /// When.
-    pub at: Nanos,
-    /// What, for the reader.
-    pub what: String,
-}
-
 /// Everything that can be harmed.
 pub struct Faults {
-    /// The nodes.
     pub fleet: Fleet,
-    /// What has happened to nodes behind witnesses.
-    pub events: Vec<Event>,
-    /// How often each fault was injected.
     pub counts: BTreeMap<&'static str, usize>,
     shared: Arc<Shared>,
     victims: Victims,
@@ -214,7 +201,6 @@ impl Faults {
         let mut faults = Self {
             primary: fleet.await_well()?,
             fleet,
-            events: Vec::new(),
             counts: BTreeMap::new(),
             shared,
             victims,
@@ -268,10 +254,9 @@ impl Faults {
     fn count(&mut self, name: &'static str, from: Nanos) {
         *self.counts.entry(name).or_default() += 1;
         if self.victims != Victims::Commands {
-            let primary = self.primary + 1;
-            self.note(format!("all is well, with node {primary} as primary"));
             // It excuses no hold, but commands may have been delayed.
-            self.note_effects(name, &[Effect::HoldsCommandsBack], from);
+            let what = format!("{name}, and now the primary is node {}", self.primary + 1);
+            self.note_effects(&what, &[Effect::HoldsCommandsBack], from);
         }
     }
 
@@ -283,11 +268,6 @@ impl Faults {
             Some(minority) => minority.end(&mut self.fleet),
             None => Ok(()),
         }
-    }
-
-    fn note(&mut self, what: String) {
-        let at = clock::now();
-        self.events.push(Event { at, what });
     }
 
     /// Notes something that was done since then, and concerns all locks.

@@ -71,13 +71,11 @@ impl Topology {
 
 /// A server and the ways to it.
 pub struct Node {
-    /// The server.
     pub server: Server,
     /// The way of its replicas, the sentinels, and clients that they send here.
     pub peers: Proxy,
     /// The way of the other nodes of a cluster.
     bus: Proxy,
-    /// The ways of the clients.
     pub clients: [Proxy; SIDES],
     /// Where its own connections come from.
     pub source: IpAddr,
@@ -137,12 +135,10 @@ impl Node {
         })
     }
 
-    /// What it says of its replication.
     pub fn replication(&self) -> Option<String> {
         ask_text(self.server.addr(), &["INFO", "replication"])
     }
 
-    /// Has it follow this primary.
     pub fn follow(&self, primary: &Self) -> Result<(), String> {
         let addr = primary.peers.addr();
         let [host, port] = [addr.ip().to_string(), addr.port().to_string()];
@@ -220,7 +216,6 @@ impl Fleet {
         sentinels::stay_calm(&self.sentinels)
     }
 
-    /// How clients find the primary.
     pub fn guide(&self) -> Guide {
         let ways = |node: &Node| Ways {
             server: node.server.addr(),
@@ -372,7 +367,6 @@ impl Fleet {
         await_some(all_prefer, "the sentinels don't hear of a priority")
     }
 
-    /// Sets this at a node.
     pub fn configure(&self, node: usize, name: &str, value: &str) -> Result<(), String> {
         let mut connection = self.nodes[node].server.connect()?;
         connection.call_ok(&["CONFIG", "SET", name, value])?;

@@ -38,7 +38,6 @@ use crate::clock;
 /// Nanoseconds of the machine's monotonic clock.
 pub type Nanos = u64;
 
-/// A millisecond.
 pub const MS: Nanos = 1_000_000;
 
 /// The clocks of the server count whole milliseconds.
@@ -57,7 +56,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// How many may hold the lock together.
     pub const fn limit(self) -> usize {
         match self {
             Self::Exclusive => 1,
@@ -70,11 +68,9 @@ impl Mode {
 /// What a client asks for with `LOCK.ACQUIRE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acquire {
-    /// The lease in milliseconds.
     pub lease_ms: u64,
     /// How long the client would wait, 0 for ever.
     pub block_ms: Option<u64>,
-    /// With how many others.
     pub mode: Mode,
     /// Which hold, if the client numbers it.
     #[serde(default)]
@@ -90,20 +86,14 @@ pub struct Acquire {
 /// What a client asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// `LOCK.ACQUIRE`
     Acquire(Acquire),
-    /// `LOCK.RENEW`
     Renew {
-        /// The lease in milliseconds.
         lease_ms: u64,
-        /// The token that the client named.
         fence: Option<i64>,
     },
-    /// `LOCK.RELEASE`
     Release {
         /// Which hold, if the client numbered it.
         hold: Option<u64>,
-        /// The token that the client named.
         fence: Option<i64>,
         /// Whether all holds of the owner.
         #[serde(default)]
@@ -141,12 +131,7 @@ pub enum Outcome {
     /// An acquire was granted, with this token.
     Granted(i64),
     /// A message told of the grant of a place. It is to be claimed.
-    Told {
-        /// The token.
-        token: i64,
-        /// How long its first lease is, in milliseconds.
-        lease_ms: u64,
-    },
+    Told { token: i64, lease_ms: u64 },
     /// An acquire was granted by a library that knows no tokens.
     GrantedWithoutToken,
     /// An acquire was answered null.
@@ -166,7 +151,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The token of a grant.
     pub fn token(&self) -> Option<i64> {
         match *self {
             Self::Granted(token) | Self::Told { token, .. } => Some(token),
@@ -178,23 +162,16 @@ impl Outcome {
 /// One command of one client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Operation {
-    /// Which client sent it.
     pub client: usize,
-    /// On which of the client's connections.
     pub connection: usize,
-    /// On which lock.
     pub lock: String,
-    /// As which owner.
     pub owner: String,
-    /// What it asked for.
     pub request: Request,
-    /// When it was sent.
     pub sent: Nanos,
     /// When the answer was there, or given up.
     pub answered: Option<Nanos>,
     /// When the server was seen to have it in a queue.
     pub queued: Option<Nanos>,
-    /// The answer.
     pub outcome: Outcome,
 }
 
@@ -222,9 +199,7 @@ pub enum Effect {
 /// Something that was done to the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interference {
-    /// What it was, for the reader.
     pub what: String,
-    /// What it may have done.
     pub effect: Effect,
     /// The lock concerned; none means all.
     pub lock: Option<String>,
@@ -237,9 +212,7 @@ pub struct Interference {
 /// All that happened in a campaign.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct History {
-    /// What the clients did.
     pub operations: Vec<Operation>,
-    /// What was done to the server.
     pub interferences: Vec<Interference>,
 }
 
@@ -276,8 +249,7 @@ pub struct Breach {
     pub promise: Promise,
     /// What is wrong, and the operations that show it, as text.
     pub evidence: String,
-    /// The operations that show it.
-    pub shown: Vec<Operation>,
+    pub(crate) shown: Vec<Operation>,
 }
 
 /// What was found to be wrong.
@@ -411,7 +383,6 @@ impl Operation {
         Some(lease_ms.min(claim_ms.unwrap_or(lease_ms)))
     }
 
-    /// The token that it named.
     fn fence(&self) -> Option<i64> {
         match self.request {
             Request::Renew { fence, .. } | Request::Release { fence, .. } => fence,
@@ -455,7 +426,7 @@ impl Interference {
         }
     }
 
-    fn overlaps(&self, from: Nanos, until: Nanos) -> bool {
+    pub(crate) fn overlaps(&self, from: Nanos, until: Nanos) -> bool {
         self.from <= until && from <= self.until
     }
 

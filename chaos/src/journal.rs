@@ -37,7 +37,6 @@ impl Journal {
         self.change(operation, |noted| noted.queued = since);
     }
 
-    /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
         if outcome.token().is_some() {
             self.grants.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +81,6 @@ impl Journal {
         lock(&self.waiting).remove(&connection);
     }
 
-    /// Which operations may wait.
     pub fn waiting(&self) -> HashMap<i64, usize> {
         lock(&self.waiting).clone()
     }
@@ -99,17 +97,14 @@ impl Journal {
         }
     }
 
-    /// How many operations there are so far.
     pub fn operations(&self) -> usize {
         lock(&self.history).operations.len()
     }
 
-    /// How many grants there are so far.
     pub fn grants(&self) -> usize {
         self.grants.load(Ordering::Relaxed)
     }
 
-    /// The history so far.
     pub fn history(&self) -> History {
         lock(&self.history).clone()
     }

@@ -169,9 +169,6 @@ enum Guard {
     Most(redis_lock_redlock::LockGuard),
 }
 
-/// How an acquire ended that granted nothing, if not because the lock is held.
-struct Refused(Outcome);
-
 impl Library {
     async fn connect(who: Who, urls: Vec<String>) -> Result<Self, String> {
         Ok(match who {
@@ -203,13 +200,13 @@ impl Library {
         key: &str,
         (lease, renews): (Duration, bool),
         wait: Option<Duration>,
-    ) -> Result<Option<Guard>, Refused> {
+    ) -> Result<Option<Guard>, Outcome> {
         let lock = match self {
             Self::Client(client) => client.lock(key),
             Self::Session(client) => {
                 if session.as_ref().is_none_or(|it| !it.is_alive()) {
                     *session = None;
-                    *session = Some(client.session().await?);
+                    *session = Some(client.session().await.map_err(refused)?);
                 }
                 match session {
                     Some(session) => session.lock(key),
@@ -219,34 +216,28 @@ impl Library {
             Self::Redlock(redlock) => {
                 let lock = redlock.lock(key).lease(lease).renew(renews);
                 let guard = match wait {
-                    Some(wait) => lock.acquire_within(wait).await?,
-                    None => Some(lock.acquire().await?),
+                    Some(wait) => lock.acquire_within(wait).await,
+                    None => lock.acquire().await.map(Some),
                 };
+                // Some servers may have granted it.
+                let guard = guard.map_err(|_| Outcome::Lost)?;
                 return Ok(guard.map(Guard::Most));
             }
         };
         let lock = lock.lease(lease).renew(renews);
         let guard = match wait {
-            Some(wait) => lock.acquire_within(wait).await?,
-            None => Some(lock.acquire().await?),
+            Some(wait) => lock.acquire_within(wait).await,
+            None => lock.acquire().await.map(Some),
         };
-        Ok(guard.map(Guard::One))
+        Ok(guard.map_err(refused)?.map(Guard::One))
     }
 }
 
-impl From<Error> for Refused {
-    fn from(error: Error) -> Self {
-        Self(match error {
-            Error::Unavailable { .. } | Error::NoReplicas(_) | Error::Lost(_) => Outcome::Lost,
-            error => Outcome::Error(error.code().into()),
-        })
-    }
-}
-
-impl From<redis_lock_redlock::Error> for Refused {
-    /// Some servers may have granted it.
-    fn from(_: redis_lock_redlock::Error) -> Self {
-        Self(Outcome::Lost)
+/// What an acquire comes to that fails.
+fn refused(error: Error) -> Outcome {
+    match error {
+        Error::Unavailable { .. } | Error::NoReplicas(_) | Error::Lost(_) => Outcome::Lost,
+        error => Outcome::Error(error.code().into()),
     }
 }
 
@@ -407,12 +398,8 @@ impl Worker {
         let end = |outcome| shared.journal.ended(noted, answered, outcome);
         let guard = match answer {
             Ok(Ok(Some(guard))) => guard,
-            Ok(Ok(None)) => {
-                end(Outcome::NotAvailable);
-                return Ok(false);
-            }
-            Ok(Err(Refused(outcome))) => {
-                end(outcome);
+            Ok(asked) => {
+                end(asked.err().unwrap_or(Outcome::NotAvailable));
                 return Ok(false);
             }
             Err(_) if patience.is_some() => {

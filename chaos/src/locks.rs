@@ -40,22 +40,18 @@ impl Locks {
         Self(names.collect())
     }
 
-    /// The locks of these names.
     pub fn named(names: Vec<String>) -> Self {
         Self(names)
     }
 
-    /// All names.
     pub fn names(&self) -> &[String] {
         &self.0
     }
 
-    /// One of any kind.
     pub fn any_at_all(&self, rng: &mut StdRng) -> String {
         self.0[rng.random_range(0..self.0.len())].clone()
     }
 
-    /// One of this kind.
     pub fn any(&self, kind: &str, rng: &mut StdRng) -> String {
         self.any_two(kind, rng).0
     }

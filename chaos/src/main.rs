@@ -3,7 +3,7 @@
 //! A campaign starts servers of its own, lets many clients take and release
 //! locks, and meanwhile crashes, stops, pauses and deceives whatever it can.
 //! Every client writes down what it sent and heard, and in the end
-//! [`redis_lock_chaos::history`] says whether any correct lock could have answered so.
+//! the checker says whether any correct lock could have answered so.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

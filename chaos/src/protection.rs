@@ -47,7 +47,6 @@ impl Protection {
         }
     }
 
-    /// The settings of each node.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let replicas = self.replicas.to_string();
         let mut settings = match self.mode {
@@ -95,7 +94,6 @@ impl Protection {
         self.mode != Mode::MinReplicas
     }
 
-    /// How long an answer may take.
     pub fn response_ms(&self) -> u64 {
         match self.mode {
             Mode::MinReplicas => REPLICAS_TIMEOUT_MS + 500,

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::faults::Event;
 use crate::history::{
     self, Breach, History, Interference, MS, Nanos, Operation, Outcome, Promise, TOLERANCE,
 };
@@ -15,8 +14,8 @@ use crate::history::{
 /// How many breaches of each promise are shown in full.
 const SHOWN: usize = 3;
 
-/// How much earlier than a breach the events begin that are told with it.
-const EVENTS_BEFORE: Nanos = 5000 * MS;
+/// What is told with a breach may be over for so long.
+const DONE_BEFORE: Nanos = 5000 * MS;
 
 /// What came of all operations. What shows that a section relies upon its lock is none.
 fn outcomes(history: &History) -> BTreeMap<String, usize> {
@@ -46,8 +45,7 @@ fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
     }
 }
 
-/// All in one line.
-pub fn totals(
+pub(crate) fn totals(
     history: &History,
     faults: &BTreeMap<&str, usize>,
     broken: &BTreeMap<String, usize>,
@@ -64,8 +62,8 @@ pub fn totals(
 }
 
 /// Shows some breaches of each promise: the operations that show it, and what was done to the
-/// nodes. Returns how many there are.
-pub fn show(breaches: &[Breach], events: &[Event]) -> BTreeMap<String, usize> {
+/// servers. Returns how many there are.
+pub fn show(breaches: &[Breach], history: &History) -> BTreeMap<String, usize> {
     let mut broken: BTreeMap<String, usize> = BTreeMap::new();
     for breach in breaches {
         let count = broken.entry(breach.promise.to_string()).or_default();
@@ -76,9 +74,15 @@ pub fn show(breaches: &[Breach], events: &[Event]) -> BTreeMap<String, usize> {
         println!("breach of {}: {}", breach.promise, breach.evidence);
         let times = || breach.shown.iter().map(|one| one.sent);
         let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
-        let near = first.saturating_sub(EVENTS_BEFORE)..=last;
-        for event in events.iter().filter(|event| near.contains(&event.at)) {
-            println!("  {} ms: == {}", event.at / MS, event.what);
+        let first = first.saturating_sub(DONE_BEFORE);
+        let near = |one: &&Interference| one.overlaps(first, last);
+        for one in history.interferences.iter().filter(near) {
+            println!(
+                "  {} to {} ms: == {}",
+                one.from / MS,
+                one.until / MS,
+                one.what
+            );
         }
     }
     broken
@@ -130,7 +134,7 @@ pub fn judge(path: &Path) -> Result<bool, String> {
         }
     }
     let breaches = history::check(&history, TOLERANCE);
-    let broken = show(&breaches, &[]);
+    let broken = show(&breaches, &history);
     println!("totals: {}", totals(&history, &BTreeMap::new(), &broken));
     Ok(breaches.is_empty())
 }

@@ -3,17 +3,16 @@
 //! not use.
 
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use rand::RngExt;
-use redis_lock_testing::Wait;
 
 use super::holds::release;
-use super::{Asked, Client, Wrap};
+use super::{Client, Wrap};
 use crate::clock;
-use crate::history::{Acquire, MS, Outcome, Request};
+use crate::history::{Acquire, MS, Request};
 use crate::locks::in_database;
 use crate::protection::CLAIM_TIMEOUT_MS;
-use crate::words::outcome;
 
 /// The numbers of one client's companions are so far apart. Its database goes by the last digit.
 const COMPANION: usize = 100_000;
@@ -46,20 +45,20 @@ impl Client {
         let Some(own) = self.connection.take() else {
             return;
         };
+        let mut others = Vec::new();
         if !held {
             self.close(&lock, own);
         } else if end == End::ReleaseToTheDead {
-            let (mut dying, mut staying) = (self.another(), self.another());
-            let [dies, stays] = [&mut dying, &mut staying].map(|one| one.waits(&lock, ask));
-            let wrap = Wrap::Transaction(Some(dies.connected.id));
+            let (killed, dying) = self.another_waits(&lock, ask);
+            let (_, staying) = self.another_waits(&lock, ask);
+            let wrap = Wrap::Transaction(Some(killed));
             let asked = self.ask(own, &lock, release(None, None), wrap);
             self.hear(asked);
-            dying.see_killed(dies);
-            staying.hear_quietly(&lock, stays);
+            others.extend([dying, staying]);
         } else {
             let has_idle = self.rng.random_bool(0.7);
             let is_heard = end != End::Session || self.rng.random_bool(0.4);
-            let (mut idle, mut staying) = (self.another(), self.another());
+            let mut idle = self.another();
             let ask_idly = Acquire {
                 lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=2000),
                 block_ms: Some(3000),
@@ -74,7 +73,8 @@ impl Client {
             if let Some(place) = place.as_ref().filter(|_| !is_heard) {
                 idle.ends(place, None, false);
             }
-            let stays = staying.waits(&lock, ask);
+            let (_, staying) = self.another_waits(&lock, ask);
+            others.push(staying);
             if has_idle && !is_heard {
                 // So long it may be supposed to have been granted before.
                 self.sleep(CLAIM_TIMEOUT_MS + 120, CLAIM_TIMEOUT_MS + 200);
@@ -88,7 +88,9 @@ impl Client {
                 let told = idle.await_told(|_| clock::now() < deadline);
                 idle.ends(&place, told, false);
             }
-            staying.hear_quietly(&lock, stays);
+        }
+        for other in others {
+            other.join().expect("it waits until its end");
         }
     }
 
@@ -99,45 +101,26 @@ impl Client {
         Self::new(id, self.rng.random(), self.side, Arc::clone(&self.shared))
     }
 
-    /// Hears the last of a connection that was ended in the turn in which its
-    /// request was granted, if it was.
-    fn see_killed(&mut self, asked: Asked) {
-        let Asked {
-            mut connected,
-            operation,
-            request,
-            ..
-        } = asked;
-        let deadline = clock::now() + 500 * MS;
-        let wait = connected.connection.wait(|| clock::now() < deadline);
-        self.shared.journal.waits_no_more(connected.id);
-        let outcome = match wait {
-            Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed => Outcome::Lost,
-            Wait::GivenUp => Outcome::GivenUp,
-        };
-        self.ended(operation, outcome);
-    }
-
-    /// Waits for some time.
-    fn waits(&mut self, lock: &str, ask: Acquire) -> Asked {
-        let connected = self.connected();
+    /// Another one waits for some time, gives back what it gets, and has nothing to renew then.
+    /// Returns the number of its connection too.
+    fn another_waits(&mut self, lock: &str, ask: Acquire) -> (i64, JoinHandle<()>) {
         let ask = Acquire {
             block_ms: Some(1500),
             session: false,
             ..ask
         };
-        let asked = self.ask(connected, lock, Request::Acquire(ask), Wrap::Plain);
+        let (mut other, lock) = (self.another(), lock.to_owned());
+        let connected = other.connected();
+        let id = connected.id;
+        let waits = thread::spawn(move || {
+            let asked = other.ask(connected, &lock, Request::Acquire(ask), Wrap::Plain);
+            if other.answer(asked).token().is_some() {
+                other.release(&lock, None, None);
+                let (lease_ms, fence) = (100, None);
+                other.perform(&lock, Request::Renew { lease_ms, fence });
+            }
+        });
         self.sleep(20, 60);
-        asked
-    }
-
-    fn hear_quietly(&mut self, lock: &str, asked: Asked) {
-        if self.answer(asked).token().is_some() {
-            self.release(lock, None, None);
-            // There is nothing to renew any more.
-            let (lease_ms, fence) = (100, None);
-            self.perform(lock, Request::Renew { lease_ms, fence });
-        }
+        (id, waits)
     }
 }

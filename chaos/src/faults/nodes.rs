@@ -24,7 +24,7 @@ use redis_lock_testing::{Fate, comes_true};
 
 use super::Faults;
 use crate::clock;
-use crate::fleet::NODES;
+use crate::fleet::{NODES, Node};
 use crate::history::Effect;
 
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -149,59 +149,35 @@ impl Faults {
         Ok(true)
     }
 
-    /// Does this to a node, and notes it.
+    /// Does this to a node. What does not reach it then is lost, or arrives later.
     fn hurt(&mut self, node: usize, how: Hurt) -> Result<(), String> {
-        let (fate, loss) = match self.rng.random_bool(0.5) {
-            true => (Fate::Swallowed, ", messages are lost"),
-            false => (Fate::KeptBack, ", messages arrive later"),
+        let is_lost = self.rng.random_bool(0.5);
+        let fate = if is_lost {
+            Fate::Swallowed
+        } else {
+            Fate::KeptBack
         };
-        let what = match how {
-            Hurt::Killed => {
-                self.fleet.nodes[node].server.crash();
-                "killed"
-            }
-            Hurt::Stopped => {
-                self.fleet.nodes[node].server.stop()?;
-                "stopped"
-            }
+        let Node {
+            server, clients, ..
+        } = &mut self.fleet.nodes[node];
+        match how {
+            Hurt::Killed => server.crash(),
+            Hurt::Stopped => server.stop()?,
             Hurt::CutOff => {
+                clients.iter().for_each(|way| way.set(fate));
                 self.fleet.cut_off_from_peers(node, fate);
-                let ways = self.fleet.nodes[node].clients.iter();
-                ways.for_each(|way| way.set(fate));
-                "cut off from everybody"
             }
-            // Some clients still reach it, or all.
             Hurt::CutOffFromPeers => {
+                // Some clients still reach it, or all.
+                let way = clients.get(self.rng.random_range(0..2 * clients.len()));
+                way.into_iter().for_each(|way| way.set(fate));
                 self.fleet.cut_off_from_peers(node, fate);
-                let clients = &self.fleet.nodes[node].clients;
-                match clients.get(self.rng.random_range(0..2 * clients.len())) {
-                    Some(way) => {
-                        way.set(fate);
-                        "cut off from its peers and some of the clients"
-                    }
-                    None => "cut off from its peers",
-                }
             }
             Hurt::CutOffFromWitnesses => {
                 self.fleet.cut_off_from_witnesses(node, Fate::Swallowed);
-                "cut off from the witnesses"
             }
-            Hurt::CutOffFromPrimary => {
-                self.fleet.cut_off_replica(self.primary, node, fate);
-                "cut off from the primary"
-            }
-        };
-        let role = if node == self.primary {
-            ", the primary,"
-        } else {
-            ""
-        };
-        let loss = if what.starts_with("cut off") {
-            loss
-        } else {
-            ""
-        };
-        self.note(format!("node {}{role} is {what}{loss}", node + 1));
+            Hurt::CutOffFromPrimary => self.fleet.cut_off_replica(self.primary, node, fate),
+        }
         Ok(())
     }
 
@@ -213,7 +189,6 @@ impl Faults {
             Hurt::Stopped => server.go_on()?,
             _ => self.fleet.reconnect(),
         }
-        self.note(format!("node {} is no longer {how:?}", node + 1));
         Ok(true)
     }
 
@@ -236,19 +211,13 @@ impl Faults {
     /// Hurts the primary until another one has taken its place, and so long after that.
     pub(super) fn replace_primary(&mut self, how: Hurt, most_ms: u64) -> Result<bool, String> {
         self.hurt(self.primary, how)?;
-        self.await_promotion()?;
+        self.fleet.await_other_than(self.primary)?;
         self.sleep(0, most_ms);
         self.heal(self.primary, how)
     }
 
     pub(super) fn any_replica(&mut self) -> usize {
         (self.primary + self.rng.random_range(1..NODES)) % NODES
-    }
-
-    fn await_promotion(&mut self) -> Result<(), String> {
-        let new = self.fleet.await_other_than(self.primary)?;
-        self.note(format!("all witnesses name node {}", new + 1));
-        Ok(())
     }
 
     /// The replica that would be promoted first misses what the other one has.
@@ -271,8 +240,7 @@ impl Faults {
         if !self.fleet.order_promotion(replica, how) {
             return Ok(false);
         }
-        self.note("a replica is ordered to be the primary".to_owned());
-        self.await_promotion()?;
+        self.fleet.await_other_than(self.primary)?;
         Ok(true)
     }
 }
