@@ -17,7 +17,7 @@ use crate::faults::minority::Minority;
 use crate::faults::{self, Faults, Victims};
 use crate::fleet::{Fleet, SIDES, Topology};
 use crate::history::{self, Breach, History, Promise, TOLERANCE};
-use crate::library::{Planted, Workers};
+use crate::library::{self, Planted};
 use crate::locks::Locks;
 use crate::protection::{Mode, Protection};
 use crate::{observer, report};
@@ -118,7 +118,7 @@ pub struct Campaign {
 }
 
 /// Waits until all clients have taken their last locks, and come to rest.
-type End = Box<dyn FnOnce() -> Result<(), String>>;
+pub type End = Box<dyn FnOnce() -> Result<(), String>>;
 
 impl Campaign {
     /// The seed, which is another one each time if none is given.
@@ -281,8 +281,7 @@ impl Campaign {
         mut rng: StdRng,
     ) -> Result<End, String> {
         if self.client != Who::Commands {
-            let workers = Workers::start(self, fleet, shared, rng)?;
-            return Ok(Box::new(|| workers.end()));
+            return library::start(self, fleet, shared, rng);
         }
         let is_watched = self.topology.is_watched();
         let clients = if is_watched { 8 } else { 20 };

@@ -209,18 +209,11 @@ impl Client {
     /// One request in so many is sent in a transaction, and one in a script.
     fn any_wrap(&mut self, requests: u32) -> Wrap {
         match self.rng.random_range(0..requests) {
-            0 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
+            // The replies of a transaction may not come together if the connection stalls.
+            0 if self.may_wrap() && self.is_direct() => Wrap::Transaction(None),
             1 if self.may_wrap() => Wrap::Script,
             _ => Wrap::Plain,
         }
-    }
-
-    /// The replies of a transaction may not come together if the connection stalls, and
-    /// a message may come among them.
-    fn may_wrap_in_transaction(&self) -> bool {
-        let ears = self.connection.as_ref().and_then(|one| one.ears.as_ref());
-        let is_quiet = ears.is_none_or(|ears| ears.second.is_some());
-        self.may_wrap() && self.is_direct() && is_quiet
     }
 
     fn may_wrap(&self) -> bool {
@@ -324,7 +317,7 @@ impl Client {
         let wait = if failed {
             Wait::Closed
         } else {
-            connected.wait_for(replies, patient)
+            connected.connection.wait_for(replies, patient)
         };
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);

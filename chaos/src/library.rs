@@ -53,7 +53,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::campaign::{Campaign, Who};
+use crate::campaign::{Campaign, End, Who};
 use crate::client::{LEASE_MS_MAX, Shared};
 use crate::clock;
 use crate::fleet::{Fleet, SIDES};
@@ -89,69 +89,45 @@ pub enum Planted {
     IgnoresLoss,
 }
 
-/// What all tasks share.
-struct Common {
-    shared: Arc<Shared>,
-    planted: Option<Planted>,
-}
-
-/// All tasks of all clients.
-pub struct Workers {
-    runtime: Runtime,
-    tasks: JoinSet<Result<(), String>>,
-    clients: Vec<Library>,
-}
-
-impl Workers {
-    /// Connects clients, and has tasks of each take the locks.
-    pub fn start(
-        campaign: &Campaign,
-        fleet: &Fleet,
-        shared: &Arc<Shared>,
-        mut rng: StdRng,
-    ) -> Result<Self, String> {
-        let runtime = Runtime::new().map_err(|error| error.to_string())?;
-        let common = Arc::new(Common {
-            shared: Arc::clone(shared),
-            planted: campaign.planted,
-        });
-        let (mut clients, mut tasks) = (Vec::new(), JoinSet::new());
-        for number in 0..SIDES {
-            let connecting = Library::connect(campaign.client, fleet.urls(number));
-            let client = runtime.block_on(connecting)?;
-            for task in 1..=TASKS {
-                let worker = Worker {
-                    library: client.clone(),
-                    session: None,
-                    id: (number + 1) * 1000 + task,
-                    acquires: 0,
-                    rng: StdRng::seed_from_u64(rng.random()),
-                    common: Arc::clone(&common),
-                };
-                tasks.spawn_on(worker.work(), runtime.handle());
-            }
-            clients.push(client);
+/// Connects clients, and has tasks of each take the locks. Returns how to wait until all have
+/// taken their last locks, and come to rest.
+pub fn start(
+    campaign: &Campaign,
+    fleet: &Fleet,
+    shared: &Arc<Shared>,
+    mut rng: StdRng,
+) -> Result<End, String> {
+    let runtime = Runtime::new().map_err(|error| error.to_string())?;
+    let (mut clients, mut tasks) = (Vec::new(), JoinSet::new());
+    for number in 0..SIDES {
+        let connecting = Library::connect(campaign.client, fleet.urls(number));
+        let client = runtime.block_on(connecting)?;
+        for task in 1..=TASKS {
+            let worker = Worker {
+                library: client.clone(),
+                session: None,
+                id: (number + 1) * 1000 + task,
+                acquires: 0,
+                rng: StdRng::seed_from_u64(rng.random()),
+                planted: campaign.planted,
+                shared: Arc::clone(shared),
+            };
+            tasks.spawn_on(worker.work(), runtime.handle());
         }
-        Ok(Self {
-            runtime,
-            tasks,
-            clients,
-        })
+        clients.push(client);
     }
-
-    /// Waits until all have taken their last locks, and come to rest.
-    pub fn end(mut self) -> Result<(), String> {
-        self.runtime.block_on(async {
-            while let Some(ended) = self.tasks.join_next().await {
+    Ok(Box::new(move || {
+        runtime.block_on(async {
+            while let Some(ended) = tasks.join_next().await {
                 ended.map_err(|error| error.to_string())??;
             }
-            for client in &self.clients {
+            for client in &clients {
                 let flushed = timeout(PATIENCE, client.flush()).await;
                 flushed.map_err(|_| "a client does not come to rest")?;
             }
             Ok(())
         })
-    }
+    }))
 }
 
 /// A client of a library.
@@ -316,7 +292,8 @@ struct Worker {
     id: usize,
     acquires: usize,
     rng: StdRng,
-    common: Arc<Common>,
+    planted: Option<Planted>,
+    shared: Arc<Shared>,
 }
 
 /// A hold, as it is written down.
@@ -331,13 +308,13 @@ struct Section<'w> {
 
 impl Worker {
     async fn work(mut self) -> Result<(), String> {
-        while !self.common.shared.is_over() {
+        while !self.shared.is_over() {
             self.round().await?;
             let pause = self.ms(0, 10);
             sleep(pause).await;
         }
         // All is well now.
-        for key in self.common.shared.locks.names().to_vec() {
+        for key in self.shared.locks.names().to_vec() {
             let deadline = Instant::now() + PATIENCE;
             while !self.take(&key, Some(PATIENCE), None).await? {
                 if Instant::now() > deadline {
@@ -358,7 +335,7 @@ impl Worker {
     }
 
     async fn round(&mut self) -> Result<(), String> {
-        let key = self.common.shared.locks.any_at_all(&mut self.rng);
+        let key = self.shared.locks.any_at_all(&mut self.rng);
         let wait = match self.rng.random_range(0..10) {
             0..3 => Some(Duration::ZERO),
             3..7 => Some(self.ms(1, 2000)),
@@ -380,8 +357,7 @@ impl Worker {
         wait: Option<Duration>,
         patience: Option<Duration>,
     ) -> Result<bool, String> {
-        let ignores_loss =
-            self.common.planted == Some(Planted::IgnoresLoss) && self.rng.random_bool(0.1);
+        let ignores_loss = self.planted == Some(Planted::IgnoresLoss) && self.rng.random_bool(0.1);
         let (least_ms, renews) = match self.library {
             Library::Redlock(_) => (100, self.rng.random_bool(0.4)),
             _ => (300, !ignores_loss),
@@ -389,7 +365,7 @@ impl Worker {
         let lease = self.ms(least_ms, LEASE_MS_MAX);
         self.acquires += 1;
         let owner = format!("{}-{}", self.id, self.acquires);
-        let shared = Arc::clone(&self.common.shared);
+        let shared = Arc::clone(&self.shared);
         let noted = (shared.journal).began(self.operation(key, &owner, acquire(1, wait)));
         let limit = patience.unwrap_or(PATIENCE + wait.unwrap_or_default());
         let asked = (self.library).acquire(&mut self.session, key, (lease, renews), wait);
@@ -413,7 +389,7 @@ impl Worker {
         };
         let granted = guard.outcome();
         end(granted.clone());
-        let time = match self.common.shared.is_over() {
+        let time = match self.shared.is_over() {
             true => Duration::ZERO,
             false => self.any_time(lease),
         };
@@ -464,7 +440,7 @@ fn acquire(lease_ms: u64, wait: Option<Duration>) -> Request {
 
 impl Section<'_> {
     fn journal(&self) -> &Journal {
-        &self.worker.common.shared.journal
+        &self.worker.shared.journal
     }
 
     /// Relies upon the lock for this long.
@@ -545,7 +521,7 @@ impl Section<'_> {
 
     /// Gives the lock back in some way.
     async fn end(&self, guard: Guard, how: u32) {
-        match self.worker.common.planted {
+        match self.worker.planted {
             Some(Planted::ReleasesTooEarly) if how == 0 => {
                 guard.release().await;
                 sleep(Duration::from_millis(50)).await;

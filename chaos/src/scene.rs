@@ -169,7 +169,7 @@ impl Scene {
             }
             "answered" => party.answer(),
             "queues" => {
-                assert!(!party.client.is_deaf() || party.client.open_ears(false));
+                assert!(!party.client.is_deaf() || party.client.open_ears());
                 party.ask(lock, asked(), Wrap::Plain);
                 let place = party.asked.as_ref().map_or(0, |asked| asked.operation);
                 party.answer();
@@ -397,11 +397,8 @@ impl Party {
     /// Whether something is to be read on one of its connections.
     fn has_answer(&self) -> bool {
         let connected = self.connected();
-        let second = connected
-            .ears
-            .as_ref()
-            .and_then(|ears| ears.second.as_ref());
-        let mut ways = [&connected.connection].into_iter().chain(second);
+        let ears = connected.ears.as_ref().map(|ears| &ears.connection);
+        let mut ways = [&connected.connection].into_iter().chain(ears);
         ways.any(Connection::has_reply)
     }
 

@@ -16,8 +16,8 @@
 //! # What the clients keep to
 //!
 //! - Some wait by a place in the queue, and are told by a message. They claim at once
-//!   what they are told. Their connections hear a channel that no other one hears. Where
-//!   the server blocks no connection that has subscribed, they have another one for that.
+//!   what they are told. They hear a channel that no other one hears, by a connection for
+//!   that alone: Valkey from 8.1 on blocks no connection that has subscribed.
 //! - An owner is there for one holding. Who released a hold, or was told that it
 //!   has none, never asks again as that owner: a hold that the old primary had
 //!   ended may be in the data of the new one, with its old token.
@@ -86,9 +86,6 @@ pub(super) struct Reign {
     name: String,
     /// Its grace period is over by then.
     grace_until: Nanos,
-    /// Whether it blocks no connection that has subscribed, as Valkey from 8.1 on. What has
-    /// to be acknowledged could not be told to it.
-    pub(super) blocks_no_subscriber: bool,
 }
 
 impl Reign {
@@ -97,13 +94,9 @@ impl Reign {
         let info = connection.call_while(&["INFO", "server", "replication", "lock"], patient);
         let info = info.and_then(reply_text)?;
         let grace_ms: u64 = info_field(&info, "lock_grace_ms").ok()?.parse().ok()?;
-        let version = info_field(&info, "valkey_version").unwrap_or("0");
-        let mut numbers = version.trim().split('.').map(|number| number.parse().ok());
-        let [major, minor]: [Option<u32>; 2] = [(); 2].map(|()| numbers.next().flatten());
         (info_field(&info, "role").ok()?.trim() == "master").then_some(Self {
             name: info_field(&info, "master_replid").ok()?.to_owned(),
             grace_until: clock::now() + grace_ms * MS,
-            blocks_no_subscriber: (major, minor) >= (Some(8), Some(1)),
         })
     }
 }

@@ -3,68 +3,24 @@
 //! Through the proxy a message may be lost, and a request that is sent again is another one.
 //! Else it keeps its place, and its end is told.
 
-use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
 use redis::Value;
-use redis_lock_testing::{Connection, Told, Wait};
+use redis_lock_testing::{Connection, Told};
 
-use super::{Client, Connected, transmit};
+use super::{Client, transmit};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
 use crate::words::outcome_of_place;
 
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
-/// A subscription to a channel of its own.
+/// A subscription to a channel of its own, on a second connection.
 pub(crate) struct Ears {
     pub(super) channel: String,
-    /// Who speaks RESP2 hears on a second connection.
-    pub(crate) second: Option<Connection>,
-    is_deaf: bool,
-    told: VecDeque<(Nanos, Told)>,
-}
-
-impl Ears {
-    /// Notes something that is no reply, and whether more may come.
-    fn note(&mut self, heard: Option<&Value>) {
-        let told = heard.and_then(Told::of);
-        self.told.extend(told.map(|told| (clock::now(), told)));
-        self.is_deaf |= heard.is_none();
-    }
-
-    /// Notes what has come by now on the second connection, or on this one in its place.
-    fn listen(&mut self, first: Option<&mut Connection>) {
-        let mut second = self.second.take();
-        if let Some(hearing) = second.as_mut().or(first) {
-            while !self.is_deaf {
-                match hearing.next_now() {
-                    Ok(Some(heard)) => self.note(Some(&heard)),
-                    Ok(None) => break,
-                    Err(_) => self.note(None),
-                }
-            }
-        }
-        self.second = second;
-    }
-}
-
-impl Connected {
-    /// Waits for the last of `replies` replies. What is heard before them is noted.
-    pub(super) fn wait_for(&mut self, replies: usize, mut patient: impl FnMut() -> bool) -> Wait {
-        loop {
-            let wait = self.connection.wait_for(replies, || {
-                self.ears.iter_mut().for_each(|ears| ears.listen(None));
-                patient()
-            });
-            match (wait, &mut self.ears) {
-                (Wait::Replied(heard @ Value::Push { .. }), Some(ears)) => ears.note(Some(&heard)),
-                (wait, _) => return wait,
-            }
-        }
-    }
+    pub(crate) connection: Connection,
 }
 
 /// A request that stands in the queue.
@@ -85,40 +41,29 @@ enum Doubt {
 }
 
 impl Client {
-    /// Opens a connection whose channel is heard, on the same connection with RESP3 and
-    /// on a second one with RESP2. Returns whether that succeeds.
-    pub(crate) fn open_ears(&mut self, in_resp3: bool) -> bool {
-        let mut first = self.connected();
+    /// Hears a channel from now on. Returns whether that succeeds.
+    pub(crate) fn open_ears(&mut self) -> bool {
+        let mut connected = self.connected();
         let prefix = &self.shared.prefix;
         let channel = format!("{prefix}client{}-{}", self.id, self.connections);
-        let asked = clock::now();
-        let patient = || clock::now() < self.patience(asked, None).0;
-        let way = self.shared.guide.way(first.node, self.side);
-        let mut second = None;
-        let hearing = if in_resp3 {
-            first.connection.call_while(&["HELLO", "3"], patient);
-            Some(&mut first.connection)
-        } else {
-            second = Connection::open(way).ok();
-            second.as_mut()
-        };
         // In a cluster those hear of it who serve the lock.
         let subscribe = match prefix.is_empty() {
             true => "SUBSCRIBE",
             false => "SSUBSCRIBE",
         };
-        let heard = hearing.and_then(|one| one.call_while(&[subscribe, &channel], patient));
-        if !matches!(heard, Some(Value::Push { .. } | Value::Array(_))) {
-            return false;
-        }
-        first.ears = Some(Ears {
-            channel,
-            second,
-            is_deaf: false,
-            told: VecDeque::new(),
+        let asked = clock::now();
+        let patient = || clock::now() < self.patience(asked, None).0;
+        let way = self.shared.guide.way(connected.node, self.side);
+        connected.ears = Connection::open(way).ok().and_then(|mut connection| {
+            let heard = connection.call_while(&[subscribe, &channel], patient)?;
+            let is_heard = matches!(heard, Value::Array(_));
+            is_heard.then_some(Ears {
+                channel,
+                connection,
+            })
         });
-        self.connection = Some(first);
-        true
+        self.connection = Some(connected);
+        !self.is_deaf()
     }
 
     /// Whether no more messages may come that say how a place of this client ends.
@@ -128,7 +73,7 @@ impl Client {
         };
         let primary = self.shared.guide.primary(0);
         let has_moved = self.is_direct() && primary != Some(connected.node);
-        has_moved || connected.ears.as_ref().is_none_or(|ears| ears.is_deaf)
+        has_moved || connected.ears.is_none()
     }
 
     /// Whether it hears how a place ends: on this connection, or on another one.
@@ -137,10 +82,7 @@ impl Client {
             return true;
         }
         self.connection = None;
-        let connected = self.connected();
-        let in_resp3 = !connected.reign.blocks_no_subscriber && self.rng.random_bool(0.5);
-        self.connection = Some(connected);
-        self.open_ears(in_resp3)
+        self.open_ears()
     }
 
     /// Waits for a lock by a place. Sometimes it can't wait.
@@ -194,13 +136,15 @@ impl Client {
         patient: impl Fn(&Self) -> bool,
     ) -> Option<(Nanos, Outcome)> {
         loop {
-            let Connected {
-                connection, ears, ..
-            } = self.connection.as_mut()?;
-            let ears = ears.as_mut()?;
-            ears.listen(Some(connection));
-            if let Some((at, told)) = ears.told.pop_front() {
-                return Some((at, outcome_of_place(&told)));
+            let connected = self.connection.as_mut()?;
+            match connected.ears.as_mut()?.connection.next_now() {
+                Ok(Some(heard)) => {
+                    if let Some(told) = Told::of(&heard) {
+                        return Some((clock::now(), outcome_of_place(&told)));
+                    }
+                }
+                Ok(None) => {}
+                Err(_) => connected.ears = None,
             }
             if self.is_deaf() || !patient(self) {
                 return None;

@@ -124,13 +124,13 @@ impl Client {
         }
     }
 
-    /// The reply to a command on the present connection, which may hear of places too.
+    /// The reply to a command on the present connection.
     fn call(&mut self, words: &[&str]) -> Option<Value> {
         let mut connected = self.connected();
         let patience_ms = self.shared.protection.response_ms() + ACKNOWLEDGED_MS;
         let deadline = clock::now() + patience_ms * MS;
         connected.connection.send(words).ok()?;
-        let wait = connected.wait_for(1, || clock::now() < deadline);
+        let wait = connected.connection.wait(|| clock::now() < deadline);
         let Wait::Replied(reply) = wait else {
             return None;
         };
