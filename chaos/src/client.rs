@@ -84,8 +84,8 @@ impl Shared {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrap {
     Plain,
-    /// In `MULTI` and `EXEC`, maybe with the end of a connection after or before it.
-    Transaction(Option<i64>),
+    /// In `MULTI` and `EXEC`.
+    Transaction,
     Script,
 }
 
@@ -121,7 +121,6 @@ pub(crate) struct Asked {
     sent: Nanos,
     /// How many replies are to come.
     replies: usize,
-    failed: bool,
 }
 
 /// A connection, with its number here and its id at the server.
@@ -210,7 +209,7 @@ impl Client {
     fn any_wrap(&mut self, requests: u32) -> Wrap {
         match self.rng.random_range(0..requests) {
             // The replies of a transaction may not come together if the connection stalls.
-            0 if self.may_wrap() && self.is_direct() => Wrap::Transaction(None),
+            0 if self.may_wrap() && self.is_direct() => Wrap::Transaction,
             1 if self.may_wrap() => Wrap::Script,
             _ => Wrap::Plain,
         }
@@ -255,7 +254,6 @@ impl Client {
     ) -> Asked {
         let line = self.line(&connected, lock, request);
         let mut lines: Vec<Vec<&str>> = vec![line.split(' ').collect()];
-        let id;
         match wrap {
             Wrap::Plain => {}
             Wrap::Script => {
@@ -263,14 +261,7 @@ impl Client {
                 let (command, key) = (line[0], line[1]);
                 line.splice(..2, ["EVAL", SCRIPT, "1", key, command]);
             }
-            Wrap::Transaction(killed) => {
-                if let Some(killed) = killed {
-                    id = killed.to_string();
-                    let kill = vec!["CLIENT", "KILL", "ID", &id];
-                    // Those that wait are killed after what wakes them.
-                    let at = usize::from(matches!(request, Request::Release { .. }));
-                    lines.insert(at, kill);
-                }
+            Wrap::Transaction => {
                 lines.insert(0, vec!["MULTI"]);
                 lines.push(vec!["EXEC"]);
             }
@@ -305,7 +296,6 @@ impl Client {
             request,
             sent,
             replies,
-            failed,
         } = asked;
         let block_ms = request.block_ms();
         let mut given_up = Outcome::GivenUp;
@@ -314,11 +304,7 @@ impl Client {
             given_up = outcome;
             clock::now() < until
         };
-        let wait = if failed {
-            Wait::Closed
-        } else {
-            connected.connection.wait_for(replies, patient)
-        };
+        let wait = connected.connection.wait_for(replies, patient);
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);
         }
@@ -420,13 +406,13 @@ fn transmit(
     sent: Nanos,
     lines: &[Vec<&str>],
 ) -> Asked {
-    let failed = connected.connection.send_all(lines).is_err();
+    // Where that fails no answer will come either.
+    let _ = connected.connection.send_all(lines);
     Asked {
         connected,
         operation,
         request,
         sent,
         replies: lines.len(),
-        failed,
     }
 }

@@ -44,7 +44,8 @@ enum Fault {
     /// For a while this comes of what passes between some clients and a node.
     Pass(Fate),
     /// Commands of a stranger, which have these effects: `{k}` is a lock, `{db}` its database,
-    /// `{other}` the other one, `{ms}` a short time, and `{client}` one that may wait.
+    /// `{other}` the other one, `{owner}` has it, `{dump}` is it as it was before the first
+    /// command, `{ms}` a short time, and `{client}` one that may wait.
     Say(&'static [Effect], &'static [&'static str]),
 }
 
@@ -95,15 +96,17 @@ const TO_COMMANDS: [Kind; 30] = [
     (1, "flushall", Say(&[EndsHolds], &["FLUSHALL"])),
     (2, "persist", Say(&[ChangesLeases], &PERSIST)),
     (2, "kill in multi", Say(&[EndsHolds], &KILL_IN_MULTI)),
-    (2, "hdel", Do(Faults::hdel)),
-    (1, "restore", Do(Faults::restore)),
+    (2, "hdel", Say(&[EndsHolds], &["HDEL {k} {owner}"])),
+    (1, "restore", Say(&[EndsHolds, BringsBack], &RESTORE)),
     (1, "copy", Say(&[EndsHolds, BringsBack], &COPY)),
     (1, "move", Say(&[EndsHolds], &["MOVE {k} {other}"])),
     (1, "swapdb", Say(&[EndsHolds, BringsBack], &SWAPDB)),
-    (2, "oom", Do(Faults::out_of_memory)),
+    (2, "oom", Say(&[], &OUT_OF_MEMORY)),
 ];
 const KILL_IN_MULTI: [&str; 4] = ["MULTI", "DEL {k}", "CLIENT KILL ID {client}", "EXEC"];
 const COPY: [&str; 2] = ["SELECT {other}", "COPY {k} {k} DB {db} REPLACE"];
+const RESTORE: [&str; 2] = ["PING", "RESTORE {k} 100 {dump} REPLACE"];
+const OUT_OF_MEMORY: [&str; 2] = ["CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"];
 const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
 const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
 

@@ -117,11 +117,8 @@ fn deadlock(cycle: &str, database: i64) -> Outcome {
 pub fn outcome(request: Request, reply: Value, database: i64) -> Outcome {
     match (request, reply) {
         (_, Value::Array(replies)) => {
-            let of_lock = match request {
-                Request::Release { .. } => replies.into_iter().next(),
-                _ => replies.into_iter().next_back(),
-            };
-            outcome(request, of_lock.unwrap_or(Value::Nil), database)
+            let last = replies.into_iter().next_back();
+            outcome(request, last.unwrap_or(Value::Nil), database)
         }
         (Request::Acquire(_), Value::Int(0)) if request.is_for_place() => Outcome::Pending,
         (Request::Acquire(_), Value::Int(token)) => Outcome::Granted(token),

@@ -101,27 +101,25 @@ impl Faults {
         if self.call(&["FAILOVER", "TIMEOUT", "5000"]) != Some(Value::Okay) {
             return Ok(false);
         }
-        let mut promoted = None;
-        let is_over = comes_true(FAILOVER_TIMEOUT, || {
-            let [here, there] = [self.primary, replica].map(|node| {
-                let info = self.fleet.nodes[node].replication();
-                info.unwrap_or_default()
-            });
-            let [was, is] = ["role:slave", "role:master"].map(|role| there.contains(role));
-            let other = if is { "role:slave" } else { "role:master" };
-            let is_over = here.contains("master_failover_state:no-failover");
-            promoted = (is_over && (is || was) && here.contains(other)).then_some(is);
-            promoted.is_some()
-        });
-        if !is_over {
+        let roles = |primary: &str, replica_is: &str| {
+            let here = self.fleet.nodes[self.primary].replication();
+            let there = self.fleet.nodes[replica].replication();
+            let is_over = |info: &String| info.contains("master_failover_state:no-failover");
+            here.is_some_and(|info| is_over(&info) && info.contains(primary))
+                && there.is_some_and(|info| info.contains(replica_is))
+        };
+        let is_promoted = || roles("role:slave", "role:master");
+        let is_given_up = || roles("role:master", "role:slave");
+        if !comes_true(FAILOVER_TIMEOUT, || is_promoted() || is_given_up()) {
             return Err("the fail-over does not end".into());
         }
-        if promoted == Some(true) {
+        let is_promoted = is_promoted();
+        if is_promoted {
             self.admin = None;
             self.fleet.lead_to(replica);
         }
         self.note_effects("fail-over", &[Effect::HoldsCommandsBack], from);
-        Ok(promoted == Some(true))
+        Ok(is_promoted)
     }
 
     /// The primary crashes, and its replica takes over with what it has.
