@@ -14,7 +14,7 @@ use redis_lock_testing::{Setup, comes_true};
 use crate::client::sets::{self, Workload};
 use crate::client::{Client, LEASE_MS_MAX, Shared};
 use crate::faults::minority::Minority;
-use crate::faults::{self, Faults, Victims};
+use crate::faults::{self, Faults};
 use crate::fleet::{Fleet, SIDES, Topology};
 use crate::history::{self, Breach, History, Promise, TOLERANCE};
 use crate::library::{self, Planted};
@@ -140,20 +140,21 @@ impl Campaign {
         }
     }
 
-    fn victims(&self) -> Victims {
-        match (self.client, self.topology().is_watched()) {
-            (Who::Commands, false) => Victims::Commands,
-            (Who::Commands, true) => Victims::Followers,
-            (_, false) => Victims::Library,
-            (_, true) => Victims::Finders,
-        }
+    /// Whether bare commands go from one primary to the next.
+    fn follows(&self) -> bool {
+        self.client == Who::Commands && self.topology.is_watched()
+    }
+
+    /// Whether bare commands go to one server.
+    fn stays(&self) -> bool {
+        self.client == Who::Commands && !self.topology.is_watched()
     }
 
     fn protection(&self) -> Protection {
         let mode = self.mode.unwrap_or(Mode::MinReplicas);
-        let lease_max_ms = match (self.victims(), mode) {
-            (Victims::Commands | Victims::Library, _) => return Protection::none(LEASE_MS_MAX),
-            (Victims::Followers, Mode::Plain | Mode::MinReplicas) => 4000,
+        let lease_max_ms = match mode {
+            _ if !self.topology().is_watched() => return Protection::none(LEASE_MS_MAX),
+            Mode::Plain | Mode::MinReplicas if self.follows() => 4000,
             _ => LEASE_MS_MAX,
         };
         Protection {
@@ -166,12 +167,10 @@ impl Campaign {
 
     fn shared(&self, fleet: &Fleet) -> Shared {
         let prefix = fleet.prefix();
-        let locks = match self.victims() {
-            Victims::Commands => Locks::new(self.locks),
-            _ => {
-                let name = |n| format!("{prefix}lock-{n}");
-                Locks::named((1..=self.locks).map(name).collect())
-            }
+        let name = |n| format!("{prefix}lock-{n}");
+        let locks = match self.stays() {
+            true => Locks::new(self.locks),
+            false => Locks::named((1..=self.locks).map(name).collect()),
         };
         Shared {
             prefix,
@@ -180,15 +179,9 @@ impl Campaign {
         }
     }
 
-    fn minority(&self, rng: StdRng) -> Option<Minority> {
-        let most = self.servers / 2;
-        let minority = || Minority::new(most, self.restart_at_once, rng);
-        (self.client == Who::Redlock).then(minority)
-    }
-
     /// Whether these go together.
     fn examine(&self) -> Result<(), String> {
-        if self.workload.is_some() && self.victims() != Victims::Followers {
+        if self.workload.is_some() && !self.follows() {
             return Err(
                 "a workload wants bare commands, and --topology sentinel or cluster".into(),
             );
@@ -218,13 +211,17 @@ impl Campaign {
             fleet.stay_calm()?;
         }
         let shared = Arc::new(self.shared(&fleet));
+        let minority = (self.client == Who::Redlock).then(|| {
+            let rng = StdRng::seed_from_u64(rng.random());
+            Minority::new(self.restart_at_once, rng)
+        });
         let mut faults = Faults::new(
             fleet,
-            self.victims(),
+            self.client == Who::Commands,
             StdRng::seed_from_u64(rng.random()),
             Arc::clone(&shared),
             &self.only,
-            self.minority(StdRng::seed_from_u64(rng.random())),
+            minority,
         )?;
         let start = Instant::now();
         let await_end = self.start_clients(&faults.fleet, &shared, rng)?;
@@ -311,24 +308,24 @@ impl Campaign {
     /// Hurts something again and again, until the time is over or a breach is found.
     fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<(), String> {
         let duration = Duration::from_secs(self.duration);
-        let (started, mut times) = (Instant::now(), 0);
+        let started = Instant::now();
         let (mut told, mut searched) = (started, started);
         while started.elapsed() < duration {
-            if self.victims() == Victims::Followers {
+            if self.follows() {
                 await_work(shared)?;
             }
             if !self.without_faults {
                 faults.inject()?;
-                times += 1;
             }
             if told.elapsed() >= PROGRESS_EVERY {
                 told = Instant::now();
                 let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
                 let (operations, grants) = (journal.operations(), journal.grants());
+                let times: usize = faults.counts.values().sum();
                 println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
             }
             // Elsewhere a history gets too long for that.
-            let is_searched = self.victims() != Victims::Commands || self.until_breach_of.is_some();
+            let is_searched = !self.stays() || self.until_breach_of.is_some();
             if is_searched && searched.elapsed() >= SEARCH_EVERY {
                 let breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
                 if is_found(&self.judge(breaches), self.until_breach_of) {

@@ -208,15 +208,12 @@ impl Client {
     /// One request in so many is sent in a transaction, and one in a script.
     fn any_wrap(&mut self, requests: u32) -> Wrap {
         match self.rng.random_range(0..requests) {
+            _ if self.obeys || self.is_watched() => Wrap::Plain,
             // The replies of a transaction may not come together if the connection stalls.
-            0 if self.may_wrap() && self.is_direct() => Wrap::Transaction,
-            1 if self.may_wrap() => Wrap::Script,
+            0 if self.is_direct() => Wrap::Transaction,
+            1 => Wrap::Script,
             _ => Wrap::Plain,
         }
-    }
-
-    fn may_wrap(&self) -> bool {
-        !self.obeys && !self.is_watched()
     }
 
     /// Notes a request that is sent now.
@@ -280,23 +277,10 @@ impl Client {
         transmit(connected, operation, request, sent, &lines)
     }
 
-    /// Waits for the answer, and keeps the connection if it can be used again.
+    /// Waits for the answer, and keeps the connection if it can be used again. The answer to
+    /// who has a place is still to come then.
     pub(crate) fn answer(&mut self, asked: Asked) -> Outcome {
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
-        outcome
-    }
-
-    /// Waits for the answer. Returns the connection too, if it can be used again. The
-    /// answer to who has a place is still to come then.
-    pub(crate) fn hear(&mut self, asked: Asked) -> (Outcome, Option<Connected>) {
-        let Asked {
-            mut connected,
-            operation,
-            request,
-            sent,
-            replies,
-        } = asked;
+        let (mut connected, request, sent) = (asked.connected, asked.request, asked.sent);
         let block_ms = request.block_ms();
         let mut given_up = Outcome::GivenUp;
         let patient = || {
@@ -304,7 +288,7 @@ impl Client {
             given_up = outcome;
             clock::now() < until
         };
-        let wait = connected.connection.wait_for(replies, patient);
+        let wait = connected.connection.wait_for(asked.replies, patient);
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);
         }
@@ -325,7 +309,7 @@ impl Client {
             other => other,
         };
         if outcome != Outcome::Pending {
-            self.ended(operation, outcome.clone());
+            self.ended(asked.operation, outcome.clone());
         }
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
@@ -333,7 +317,8 @@ impl Client {
             Outcome::Lost | Outcome::GivenUp | Outcome::Silent => is_doubtful,
             _ => true,
         };
-        (outcome, usable.then_some(connected))
+        self.connection = usable.then_some(connected);
+        outcome
     }
 
     /// How long to wait for an answer, and what it means if none comes.

@@ -30,6 +30,9 @@ use nodes::Hurt;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How late what passes is at most.
+const LATE_MAX: Duration = Duration::from_millis(250);
+
 type Action = fn(&mut Faults) -> Result<bool, String>;
 
 #[derive(Clone, Copy)]
@@ -41,30 +44,19 @@ enum Fault {
     Replica(Hurt, u64, u64),
     /// The primary is hurt until another one has its place, and so long after that at the most.
     Replace(Hurt, u64),
-    /// For a while this comes of what passes between some clients and a node.
+    /// For a while this comes of what passes between some clients and a node; it is delayed by
+    /// less than this.
     Pass(Fate),
     /// Commands of a stranger, which have these effects: `{k}` is a lock, `{db}` its database,
     /// `{other}` the other one, `{owner}` has it, `{dump}` is it as it was before the first
-    /// command, `{ms}` a short time, and `{client}` one that may wait.
+    /// command, and `{ms}` a short time. There are a `{client}` that may wait, one that is
+    /// `{blocked}`, and a `{subscriber}`.
     Say(&'static [Effect], &'static [&'static str]),
 }
 
-use Effect::{BringsBack, ChangesLeases, EndsHolds};
+use Effect::{BringsBack, ChangesLeases, EndsHolds, EndsWaits};
 use Fault::{Do, Pass, Primary, Replace, Replica, Say};
 use Hurt::{CutOff, CutOffFromPeers, CutOffFromPrimary, Killed, Stopped};
-
-/// Whom faults are meant for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Victims {
-    /// Bare commands on one server.
-    Commands,
-    /// Bare commands behind witnesses.
-    Followers,
-    /// A library on one server.
-    Library,
-    /// A library behind witnesses.
-    Finders,
-}
 
 /// How often it comes, and its name.
 type Kind = (u32, &'static str, Fault);
@@ -73,20 +65,20 @@ type Kind = (u32, &'static str, Fault);
 /// stays held, so what is persisted gets a new one.
 const TO_COMMANDS: [Kind; 30] = [
     (2, "server crash", Do(Faults::crash)),
-    (2, "server stop", Do(Faults::stop_server)),
+    (2, "server stop", Primary(Stopped, 50, 1500)),
     (2, "fail-over", Do(Faults::fail_over)),
     (1, "promotion", Do(Faults::promote)),
     (1, HUNG_UP, Do(Faults::hang_up)),
     (2, "kept back", Pass(Fate::KeptBack)),
     (2, "stall", Do(Faults::stall)),
     (3, "stall end", Do(Faults::end_stalls)),
-    (4, "kill", Do(|it| it.kill_any(" cmd=lock."))),
-    (2, "subscriber kill", Do(|it| it.kill_any(" sub=1 "))),
+    (4, "kill", Say(&[], &["CLIENT KILL ID {client}"])),
+    (2, "subscriber kill", Say(&[], &KILL_SUBSCRIBER)),
     (2, "messages lost", Pass(Fate::MessagesLost)),
     (2, "messages doubled", Pass(Fate::MessagesDoubled)),
-    (1, "delay", Do(Faults::delay)),
-    (3, "unblock", Do(|it| it.unblock("TIMEOUT"))),
-    (3, "unblock error", Do(|it| it.unblock("ERROR"))),
+    (1, "delay", Pass(Fate::Delayed(LATE_MAX))),
+    (3, "unblock", Say(&[EndsWaits], &UNBLOCK)),
+    (3, "unblock error", Say(&[EndsWaits], &UNBLOCK_BY_ERROR)),
     (2, "pause", Do(Faults::pause)),
     (2, "del", Say(&[EndsHolds], &["DEL {k}"])),
     (1, "unlink", Say(&[EndsHolds], &["UNLINK {k}"])),
@@ -103,6 +95,9 @@ const TO_COMMANDS: [Kind; 30] = [
     (1, "swapdb", Say(&[EndsHolds, BringsBack], &SWAPDB)),
     (2, "oom", Say(&[], &OUT_OF_MEMORY)),
 ];
+const KILL_SUBSCRIBER: [&str; 1] = ["CLIENT KILL ID {subscriber}"];
+const UNBLOCK: [&str; 1] = ["CLIENT UNBLOCK {blocked} TIMEOUT"];
+const UNBLOCK_BY_ERROR: [&str; 1] = ["CLIENT UNBLOCK {blocked} ERROR"];
 const KILL_IN_MULTI: [&str; 4] = ["MULTI", "DEL {k}", "CLIENT KILL ID {client}", "EXEC"];
 const COPY: [&str; 2] = ["SELECT {other}", "COPY {k} {k} DB {db} REPLACE"];
 const RESTORE: [&str; 2] = ["PING", "RESTORE {k} 100 {dump} REPLACE"];
@@ -140,7 +135,7 @@ const BACK_AT_ONCE: &str = "primary killed, back at once";
 
 /// What is done to a library.
 const TO_LIBRARIES: [Kind; 10] = [
-    (1, "delay", Do(Faults::delay)),
+    (1, "delay", Pass(Fate::Delayed(LATE_MAX))),
     (1, "kept back", Pass(Fate::KeptBack)),
     (2, "half-closed", Pass(Fate::Swallowed)),
     (1, "commands lost", Pass(Fate::CommandsSwallowed)),
@@ -153,12 +148,12 @@ const TO_LIBRARIES: [Kind; 10] = [
 ];
 const HUNG_UP: &str = "hung up";
 
-fn kinds(victims: Victims) -> Vec<Kind> {
-    let (all, but) = match victims {
-        Victims::Commands => (&TO_COMMANDS[..], ""),
-        Victims::Followers => (&TO_FOLLOWERS[..], ""),
-        Victims::Library => (&TO_LIBRARIES[..], "primary killed"),
-        Victims::Finders => (&TO_LIBRARIES[..], HUNG_UP),
+fn kinds(bare_commands: bool, is_watched: bool) -> Vec<Kind> {
+    let (all, but) = match (bare_commands, is_watched) {
+        (true, false) => (&TO_COMMANDS[..], ""),
+        (true, true) => (&TO_FOLLOWERS[..], ""),
+        (false, false) => (&TO_LIBRARIES[..], "primary killed"),
+        (false, true) => (&TO_LIBRARIES[..], HUNG_UP),
     };
     all.iter().filter(|kind| kind.1 != but).copied().collect()
 }
@@ -173,7 +168,8 @@ pub struct Faults {
     pub fleet: Fleet,
     pub counts: BTreeMap<&'static str, usize>,
     shared: Arc<Shared>,
-    victims: Victims,
+    bare_commands: bool,
+    is_watched: bool,
     rng: StdRng,
     kinds: Vec<Kind>,
     primary: usize,
@@ -187,7 +183,7 @@ impl Faults {
     /// Faults for a fleet, of these kinds or, if none is named, of all.
     pub fn new(
         fleet: Fleet,
-        victims: Victims,
+        bare_commands: bool,
         rng: StdRng,
         shared: Arc<Shared>,
         only: &[String],
@@ -195,7 +191,8 @@ impl Faults {
     ) -> Result<Self, String> {
         let may_start_empty =
             shared.protection.survives_an_empty_start() && shared.workload.is_none();
-        let mut kinds = kinds(victims);
+        let is_watched = shared.guide.is_watched();
+        let mut kinds = kinds(bare_commands, is_watched);
         kinds.retain(|(_, name, _)| only.is_empty() || only.iter().any(|one| one == name));
         kinds.retain(|(_, name, _)| may_start_empty || *name != BACK_AT_ONCE);
         if kinds.is_empty() {
@@ -206,14 +203,15 @@ impl Faults {
             fleet,
             counts: BTreeMap::new(),
             shared,
-            victims,
+            bare_commands,
+            is_watched,
             rng,
             kinds,
             minority,
             fsync: "no",
             admin: None,
         };
-        if victims == Victims::Commands {
+        if bare_commands && !is_watched {
             faults.set_any_fsync()?;
         }
         Ok(faults)
@@ -228,7 +226,7 @@ impl Faults {
             }
             return Ok(());
         }
-        if self.victims != Victims::Followers {
+        if !(self.bare_commands && self.is_watched) {
             self.sleep(20, 300);
         }
         let chosen = self.kinds.choose_weighted(&mut self.rng, |kind| kind.0);
@@ -256,7 +254,7 @@ impl Faults {
 
     fn count(&mut self, name: &'static str, from: Nanos) {
         *self.counts.entry(name).or_default() += 1;
-        if self.victims != Victims::Commands {
+        if !self.bare_commands || self.is_watched {
             // It excuses no hold, but commands may have been delayed.
             let what = format!("{name}, and now the primary is node {}", self.primary + 1);
             self.note_effects(&what, &[Effect::HoldsCommandsBack], from);
@@ -275,7 +273,8 @@ impl Faults {
 
     /// Notes something that was done since then, and concerns all locks.
     fn note_effects(&self, what: &str, effects: &[Effect], from: Nanos) {
-        self.shared.journal.interfered(what, effects, None, from);
+        let journal = &self.shared.journal;
+        journal.interfered(what, effects, None, (from, clock::now()));
     }
 
     fn sleep(&mut self, from_ms: u64, to_ms: u64) {
@@ -295,7 +294,7 @@ impl Faults {
     }
 
     /// A client whose line in `CLIENT LIST` has these.
-    fn any_connection(&mut self, marks: &[&str]) -> Option<String> {
+    fn any_connection(&mut self, marks: &[&str]) -> Option<Vec<u8>> {
         let list = self.call(&["CLIENT", "LIST"]).and_then(reply_text)?;
         let suits = |line: &&str| marks.iter().all(|mark| line.contains(mark));
         let ids: Vec<&str> = list
@@ -303,24 +302,7 @@ impl Faults {
             .filter(suits)
             .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")))
             .collect();
-        ids.choose(&mut self.rng).map(ToString::to_string)
-    }
-
-    fn kill_any(&mut self, mark: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(&[mark]) else {
-            return Ok(false);
-        };
-        Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
-    }
-
-    fn unblock(&mut self, how: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(&[" cmd=lock.", " flags=b"]) else {
-            return Ok(false);
-        };
-        let from = clock::now();
-        let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
-        self.note_effects("unblock", &[Effect::EndsWaits], from);
-        Ok(unblocked == Some(Value::Int(1)))
+        ids.choose(&mut self.rng).map(|id| id.as_bytes().to_vec())
     }
 
     fn pause(&mut self) -> Result<bool, String> {
@@ -354,10 +336,13 @@ impl Faults {
         Ok(true)
     }
 
-    fn let_pass_as(&mut self, name: &str, fate: Fate) -> Result<bool, String> {
-        let node = match self.victims {
-            Victims::Finders => self.rng.random_range(0..self.fleet.nodes.len()),
-            _ => 0,
+    fn let_pass_as(&mut self, name: &str, mut fate: Fate) -> Result<bool, String> {
+        if let Fate::Delayed(late) = &mut fate {
+            *late = late.mul_f64(self.rng.random_range(0.0..1.0));
+        }
+        let node = match self.is_watched {
+            true => self.rng.random_range(0..self.fleet.nodes.len()),
+            false => 0,
         };
         let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
         sides[self.rng.random_range(0..SIDES)] = true;
@@ -374,12 +359,7 @@ impl Faults {
         let effects = [Effect::HoldsCommandsBack, Effect::StopsClients];
         let until = clock::now() + u64::try_from(late.as_nanos()).unwrap_or(Nanos::MAX);
         let journal = &self.shared.journal;
-        journal.interfered_until(name, &effects, None, (from, until));
+        journal.interfered(name, &effects, None, (from, until));
         Ok(true)
-    }
-
-    fn delay(&mut self) -> Result<bool, String> {
-        let late = Duration::from_millis(self.rng.random_range(1..=250));
-        self.let_pass_as("delay", Fate::Delayed(late))
     }
 }

@@ -59,14 +59,6 @@ impl Topology {
     pub fn is_watched(self) -> bool {
         matches!(self, Self::Sentinel | Self::Cluster)
     }
-
-    /// What the names of all locks and channels begin with.
-    pub fn prefix(self) -> String {
-        match self {
-            Self::Cluster => cluster::prefix(),
-            _ => String::new(),
-        }
-    }
 }
 
 /// A server and the ways to it.
@@ -213,7 +205,7 @@ impl Fleet {
 
     /// Has the sentinels promote nobody, however slow the machine is.
     pub fn stay_calm(&self) -> Result<(), String> {
-        sentinels::stay_calm(&self.sentinels)
+        sentinels::set(&self.sentinels, "down-after-milliseconds", 600_000)
     }
 
     pub fn guide(&self) -> Guide {
@@ -238,9 +230,12 @@ impl Fleet {
         ways.for_each(|way| way.lead_to(primary));
     }
 
-    /// What the names of all locks begin with.
+    /// What the names of all locks and channels begin with.
     pub fn prefix(&self) -> String {
-        self.topology.prefix()
+        match self.topology {
+            Topology::Cluster => cluster::prefix(),
+            _ => String::new(),
+        }
     }
 
     /// The URLs of a library on this side: several, if a Redlock. Behind witnesses it finds
@@ -248,8 +243,8 @@ impl Fleet {
     pub fn urls(&self, side: usize) -> Vec<String> {
         let url = |node: &Node| format!("redis://{}", node.clients[side].addr());
         let list = |addrs: Vec<SocketAddr>| {
-            let addrs: Vec<String> = addrs.iter().map(ToString::to_string).collect();
-            addrs.join(",")
+            let addrs = addrs.iter().map(ToString::to_string);
+            addrs.collect::<Vec<_>>().join(",")
         };
         match self.topology {
             Topology::One => vec![url(&self.nodes[0])],

@@ -351,11 +351,6 @@ impl Operation {
         self.asked().is_some_and(|asked| asked.session)
     }
 
-    /// Whether it waits by a place in the queue.
-    fn has_place(&self) -> bool {
-        self.request.is_for_place()
-    }
-
     /// Whether a message told of its grant.
     fn is_told(&self) -> bool {
         matches!(self.outcome, Outcome::Told { .. })

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
 use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
 
 /// The history as it grows.
@@ -47,13 +46,8 @@ impl Journal {
         });
     }
 
-    /// Notes something that was done to the server from this time until now.
-    pub fn interfered(&self, what: &str, effects: &[Effect], key: Option<&str>, from: Nanos) {
-        self.interfered_until(what, effects, key, (from, clock::now()));
-    }
-
-    /// As [`Journal::interfered`], with its end.
-    pub fn interfered_until(
+    /// Notes something that was done to the server in this time, to one lock or to all.
+    pub fn interfered(
         &self,
         what: &str,
         effects: &[Effect],

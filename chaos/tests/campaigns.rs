@@ -12,9 +12,6 @@ use std::process::Command;
 
 use redis_lock_testing::{binary, module};
 
-/// What a campaign without a fault says in the end.
-const SOUND: &str = "breaches: 0;";
-
 /// Runs these campaigns: the fault planted in the module, the arguments, and the kinds of
 /// faults after `: `, if only some. Each has to succeed, and to say this.
 #[track_caller]
@@ -46,16 +43,10 @@ fn assert_each_says(says: &str, campaigns: &[(&'static str, String)]) {
     });
 }
 
-/// Campaigns with these arguments, without a planted fault.
-fn all(arguments: &[&str]) -> Vec<(&'static str, String)> {
-    let all = arguments.iter();
-    all.map(|arguments| ("", (*arguments).to_owned())).collect()
-}
-
 /// With one promotion of a replica that lags, and without faults.
 #[test]
 fn short_campaigns_of_each_kind_find_nothing() {
-    let campaigns = all(&[
+    let campaigns = [
         "--duration 15 --seed 1",
         "--client library --seconds 6 --seed 1",
         "--client session --seconds 6 --seed 2",
@@ -68,8 +59,9 @@ fn short_campaigns_of_each_kind_find_nothing() {
         "--duration 1 --seed 1 --topology sentinel --mode grace --lease-max 700: late replica promoted",
         // Though nothing protects the locks themselves.
         "--duration 1 --seed 1 --topology sentinel --mode plain --workload guarded-set: late replica promoted",
-    ]);
-    assert_each_says(SOUND, &campaigns);
+    ];
+    let campaigns = campaigns.map(|arguments| ("", arguments.to_owned()));
+    assert_each_says("breaches: 0;", &campaigns);
 }
 
 /// Work that goes on after a release or a loss, and votes that are forgotten at once.

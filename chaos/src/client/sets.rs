@@ -72,7 +72,7 @@ impl Client {
             Workload::Set => write.to_vec(),
             Workload::GuardedSet => [guard, write].concat(),
         };
-        let operation = self.note(lock, Request::Add { element });
+        let operation = self.began(lock, Request::Add { element }, 0).0;
         let outcome = match self.call(&words) {
             Some(Value::Okay) => {
                 let replicas = NODES - 1;
@@ -93,7 +93,7 @@ impl Client {
     /// Notes what all sets have in the end.
     pub fn read_back(&mut self) -> Result<(), String> {
         for lock in self.shared.locks.names().to_vec() {
-            let operation = self.note(&lock, Request::Read);
+            let operation = self.began(&lock, Request::Read, 0).0;
             let deadline = clock::now() + LAST_WAIT;
             let text = loop {
                 match self.elements(&lock) {
@@ -107,14 +107,6 @@ impl Client {
             self.ended(operation, read);
         }
         Ok(())
-    }
-
-    /// Notes what it does with data.
-    fn note(&mut self, lock: &str, request: Request) -> usize {
-        let connected = self.connected();
-        let (operation, _) = self.began(lock, request, connected.number);
-        self.connection = Some(connected);
-        operation
     }
 
     fn elements(&mut self, lock: &str) -> Option<String> {
@@ -147,15 +139,13 @@ pub fn sum_up(workload: Workload, history: &History, breaches: &mut Vec<Breach>)
     if workload == Workload::Set {
         breaches.retain(|one| !is_lost(one));
     }
-    let (mut acknowledged, mut refused, mut unknown) = (0, 0, 0);
-    for one in &history.operations {
-        match (one.request, &one.outcome) {
-            (Request::Add { .. }, Outcome::Done) => acknowledged += 1,
-            (Request::Add { .. }, Outcome::Error(_)) => refused += 1,
-            (Request::Add { .. }, _) => unknown += 1,
-            _ => {}
-        }
-    }
+    let added = history.operations.iter();
+    let added = added.filter(|one| matches!(one.request, Request::Add { .. }));
+    let outcomes: Vec<&Outcome> = added.map(|one| &one.outcome).collect();
+    let count = |counts: fn(&Outcome) -> bool| outcomes.iter().filter(|one| counts(one)).count();
+    let acknowledged = count(|one| *one == Outcome::Done);
+    let refused = count(|one| matches!(one, Outcome::Error(_)));
+    let unknown = outcomes.len() - acknowledged - refused;
     format!(
         "{workload:?}: {acknowledged} additions acknowledged, {refused} refused, \
          {unknown} unknown; {lost} acknowledged ones lost"

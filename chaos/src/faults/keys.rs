@@ -30,7 +30,7 @@ impl Faults {
             ("{db}", db),
             ("{other}", other),
         ];
-        for name in ["{client}", "{owner}", "{dump}"] {
+        for name in ["{client}", "{blocked}", "{subscriber}", "{owner}", "{dump}"] {
             if text.contains(name) {
                 let Some(value) = self.look_up(name, key) else {
                     return Ok(false);
@@ -49,11 +49,11 @@ impl Faults {
             });
             replies.extend(self.call(&words.collect::<Vec<_>>()));
         }
-        let journal = &self.shared.journal;
-        journal.interfered(what, effects, lock.as_deref(), from);
+        let (journal, span) = (&self.shared.journal, (from, clock::now()));
+        journal.interfered(what, effects, lock.as_deref(), span);
         if text.contains("{other}") {
             let there = in_database(1 - database, key);
-            journal.interfered(what, &[Effect::BringsBack], Some(&there), from);
+            journal.interfered(what, &[Effect::BringsBack], Some(&there), span);
         }
         match replies.len() == lines.len() {
             true => Ok(true),
@@ -64,7 +64,9 @@ impl Faults {
     /// What a name in a command stands for now, if there is such a thing.
     fn look_up(&mut self, name: &str, key: &str) -> Option<Vec<u8>> {
         match name {
-            "{client}" => Some(self.any_connection(&[" cmd=lock."])?.into_bytes()),
+            "{client}" => self.any_connection(&[" cmd=lock."]),
+            "{blocked}" => self.any_connection(&[" cmd=lock.", " flags=b"]),
+            "{subscriber}" => self.any_connection(&[" sub=1 "]),
             "{owner}" => {
                 let fields = self.call(&["HKEYS", key])?.into_sequence().ok()?;
                 let mut fields = fields.into_iter().filter_map(reply_text);

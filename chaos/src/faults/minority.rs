@@ -38,13 +38,10 @@ use redis_lock_testing::{Fate, SOON, comes_true};
 use crate::client::LEASE_MS_MAX;
 use crate::clock;
 use crate::fleet::{Fleet, SIDES};
-use crate::history::{MS, Nanos};
+use crate::history::Nanos;
 
 /// How often to look whether something is due.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
-
-/// How long a step may take.
-const STEP: Duration = Duration::from_secs(1);
 
 /// A killed server starts this much later than the longest lease.
 const SLACK_MS: u64 = 100;
@@ -61,11 +58,9 @@ struct Wound {
 
 /// What is wrong with the servers, and what may be.
 pub struct Minority {
-    /// How many servers may be hurt at a time.
-    pub most: usize,
     /// Whether a killed server starts again while holds rest on its votes, which
     /// is not fair.
-    pub restart_at_once: bool,
+    restart_at_once: bool,
     rng: StdRng,
     wounds: Vec<Wound>,
     next: Instant,
@@ -73,9 +68,8 @@ pub struct Minority {
 
 impl Minority {
     /// Nothing is wrong yet. This is asked of the servers.
-    pub fn new(most: usize, restart_at_once: bool, rng: StdRng) -> Self {
+    pub fn new(restart_at_once: bool, rng: StdRng) -> Self {
         Self {
-            most,
             restart_at_once,
             rng,
             wounds: Vec::new(),
@@ -83,44 +77,33 @@ impl Minority {
         }
     }
 
-    /// Hurts servers until one of them has been healed. Returns what it suffered, if it
-    /// does not take too long.
+    /// Hurts a server or heals one, if it is time. Returns what that one suffered.
     pub fn step(&mut self, fleet: &mut Fleet) -> Result<Option<(&'static str, Nanos)>, String> {
-        let end = Instant::now() + STEP;
-        while Instant::now() < end {
-            if let Some(due) = self.wounds.iter().position(|wound| self.is_due(wound)) {
-                let wound = self.wounds.swap_remove(due);
-                self.pause();
-                heal(fleet, &wound)?;
-                return Ok(Some((wound.kind, wound.since)));
-            }
-            self.hurt_one_more(fleet)?;
-            thread::sleep(LOOK_EVERY);
+        let is_due = |wound: &Wound| Instant::now() >= wound.heals_at;
+        if let Some(due) = self.wounds.iter().position(is_due) {
+            let wound = self.wounds.swap_remove(due);
+            self.pause();
+            heal(fleet, &wound)?;
+            return Ok(Some((wound.kind, wound.since)));
         }
+        let is_sound = |&server: &usize| self.wounds.iter().all(|one| one.server != server);
+        let sound: Vec<usize> = (0..fleet.nodes.len()).filter(is_sound).collect();
+        if Instant::now() >= self.next && sound.len() > fleet.nodes.len() / 2 + 1 {
+            let server = sound[self.rng.random_range(0..sound.len())];
+            let wound = self.hurt(fleet, server)?;
+            self.wounds.push(wound);
+            self.pause();
+        }
+        thread::sleep(LOOK_EVERY);
         Ok(None)
     }
 
     /// Heals all.
     pub fn end(&mut self, fleet: &mut Fleet) -> Result<(), String> {
-        while let Some(wound) = self.wounds.pop() {
-            while !self.is_due(&wound) {
-                thread::sleep(LOOK_EVERY);
-            }
+        for wound in self.wounds.drain(..) {
+            thread::sleep(wound.heals_at.saturating_duration_since(Instant::now()));
             heal(fleet, &wound)?;
         }
-        Ok(())
-    }
-
-    fn hurt_one_more(&mut self, fleet: &mut Fleet) -> Result<(), String> {
-        let is_sound = |&server: &usize| self.wounds.iter().all(|one| one.server != server);
-        let sound: Vec<usize> = (0..fleet.nodes.len()).filter(is_sound).collect();
-        if Instant::now() < self.next || self.wounds.len() >= self.most {
-            return Ok(());
-        }
-        let server = sound[self.rng.random_range(0..sound.len())];
-        let wound = self.hurt(fleet, server)?;
-        self.wounds.push(wound);
-        self.pause();
         Ok(())
     }
 
@@ -135,10 +118,11 @@ impl Minority {
     }
 
     fn hurt(&mut self, fleet: &mut Fleet, server: usize) -> Result<Wound, String> {
-        let mut since = clock::now();
+        let since = clock::now();
         let long = self.rng.random_bool(0.5);
-        let ms = if long { 200..=1500 } else { 10..=200 };
-        let ms = self.rng.random_range(ms);
+        let mut ms = self
+            .rng
+            .random_range(if long { 200..=1500 } else { 10..=200 });
         // Some clients may reach a server that others can't.
         let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
         sides[self.rng.random_range(0..SIDES)] = true;
@@ -157,7 +141,11 @@ impl Minority {
                 fleet.set(server, [true; SIDES], fate);
                 fleet.nodes[server].server.crash();
                 // A vote may have been cast until now.
-                since = clock::now();
+                ms = if self.restart_at_once {
+                    0
+                } else {
+                    LEASE_MS_MAX + SLACK_MS
+                };
             }
             "stopped" => fleet.nodes[server].server.stop()?,
             _ => fleet.set(server, sides, fate),
@@ -168,14 +156,6 @@ impl Minority {
             since,
             heals_at: Instant::now() + Duration::from_millis(ms),
         })
-    }
-
-    fn is_due(&self, wound: &Wound) -> bool {
-        if wound.kind != KILLED {
-            return Instant::now() >= wound.heals_at;
-        }
-        let late_enough = wound.since + (LEASE_MS_MAX + SLACK_MS) * MS;
-        self.restart_at_once || clock::now() >= late_enough
     }
 }
 

@@ -52,13 +52,6 @@ impl Faults {
         nodes.try_for_each(|node| self.fleet.configure(node, "appendfsync", self.fsync))
     }
 
-    pub(super) fn stop_server(&mut self) -> Result<bool, String> {
-        let from = clock::now();
-        self.hurt_for(self.primary, Hurt::Stopped, 50, 1500)?;
-        self.note_effects("server stop", &[Effect::StopsTheServer], from);
-        Ok(true)
-    }
-
     /// The primary crashes and comes back on its data, or without them where
     /// it has promised nobody to keep them.
     pub(super) fn crash(&mut self) -> Result<bool, String> {
@@ -197,13 +190,18 @@ impl Faults {
         from_ms: u64,
         to_ms: u64,
     ) -> Result<bool, String> {
+        let from = clock::now();
         self.hurt(node, how)?;
         self.sleep(from_ms, to_ms);
         if how == Hurt::Killed && node != self.primary {
             // The witnesses may just have promoted it, by themselves.
             self.fleet.await_other_than(node)?;
         }
-        self.heal(node, how)
+        self.heal(node, how)?;
+        if how == Hurt::Stopped {
+            self.note_effects("stop", &[Effect::StopsTheServer], from);
+        }
+        Ok(true)
     }
 
     /// Hurts the primary until another one has taken its place, and so long after that.

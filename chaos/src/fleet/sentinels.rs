@@ -30,32 +30,19 @@ pub(super) fn start(binary: &Path, primary: SocketAddr) -> Result<Vec<Server>, S
     let sentinels = sentinel::watch(binary, primary, SOURCE);
     for sentinel in &sentinels {
         let mut connection = sentinel.connect()?;
-        let settings = [
-            ("down-after-milliseconds", DOWN_AFTER_MS),
-            ("failover-timeout", FAILOVER_TIMEOUT_MS),
-        ];
-        for (name, ms) in settings {
-            let set = ["SENTINEL", "SET", "locks", name, &ms.to_string()];
-            connection.call_ok(&set)?;
-        }
         for (name, ms) in EAGER {
             connection.call_ok(&["SENTINEL", "DEBUG", name, &ms.to_string()])?;
         }
     }
+    set(&sentinels, "down-after-milliseconds", DOWN_AFTER_MS)?;
+    set(&sentinels, "failover-timeout", FAILOVER_TIMEOUT_MS)?;
     Ok(sentinels.into())
 }
 
-/// Has them take nobody for dead, however slow the machine is.
-pub(super) fn stay_calm(sentinels: &[Server]) -> Result<(), String> {
+pub(super) fn set(sentinels: &[Server], name: &str, ms: u64) -> Result<(), String> {
     for sentinel in sentinels {
-        let never = [
-            "SENTINEL",
-            "SET",
-            "locks",
-            "down-after-milliseconds",
-            "600000",
-        ];
-        sentinel.connect()?.call_ok(&never)?;
+        let set = ["SENTINEL", "SET", "locks", name, &ms.to_string()];
+        sentinel.connect()?.call_ok(&set)?;
     }
     Ok(())
 }

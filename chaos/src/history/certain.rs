@@ -137,11 +137,10 @@ fn lease_shown(operation: &Operation) -> Option<u64> {
 /// How many may hold the lock with the owner, at most. Only the requests that
 /// may have made the hold count: a re-entry changes nothing.
 fn limit(operations: &[&Operation], token: Option<i64>) -> usize {
-    let told = |one: &&&Operation| one.token() == token;
+    let told = |one: &&&Operation| token.is_some() && one.token() == token;
     let first_told = operations
         .iter()
         .find(told)
-        .filter(|_| token.is_some())
         .and_then(|first| first.answered);
     let may_have_made_it = |one: &&&Operation| match first_told {
         Some(told) => one.sent <= told && (one.unknown() || one.token() == token),
@@ -159,21 +158,15 @@ fn bindings<'o>(
     shown_by: &Operation,
     all_known: bool,
 ) -> Vec<&'o Operation> {
-    let moves_the_binding = all_known && shown_by.in_session();
     let over = |binding: &Operation| {
-        let closed = |one: &&&Operation| {
-            one.request == Request::Close
-                && one.outcome == Outcome::Done
-                && one.shares_connection_with(binding)
-                && one.over_by(shown_by.sent)
+        let ends = |one: &&Operation| {
+            let closes = one.request == Request::Close && one.shares_connection_with(binding);
+            let gives_back = one.shows_no_hold() && binding.over_by(one.sent);
+            one.over_by(shown_by.sent) && (closes || gives_back)
         };
-        let given_back = |one: &&&Operation| {
-            one.shows_no_hold() && one.over_by(shown_by.sent) && binding.over_by(one.sent)
-        };
-        let moved = moves_the_binding && binding.over_by(shown_by.sent);
-        moved
-            || operations.iter().any(|one| closed(&one))
-            || operations.iter().any(|one| given_back(&one))
+        // Another request of a session moves the binding to its connection.
+        let moved = all_known && shown_by.in_session() && binding.over_by(shown_by.sent);
+        moved || operations.iter().any(|one| ends(one))
     };
     operations
         .iter()
@@ -187,14 +180,9 @@ fn bindings<'o>(
 /// Until when the connection of a grant certainly lived: it has answered
 /// something that was sent at this time.
 fn last_known_alive(operations: &[&Operation], grant: &Operation) -> Nanos {
-    operations
-        .iter()
-        .filter(|other| {
-            other.shares_connection_with(grant)
-                && !other.unknown()
-                && other.request != Request::Close
-        })
-        .map(|other| other.sent)
-        .max()
-        .unwrap_or(grant.sent)
+    let answered = operations.iter().filter(|other| {
+        let closes = other.request == Request::Close;
+        other.shares_connection_with(grant) && !other.unknown() && !closes
+    });
+    answered.map(|other| other.sent).max().unwrap_or(grant.sent)
 }

@@ -1,5 +1,7 @@
 //! No more owners hold a lock together than each of them admits.
 
+use std::collections::HashSet;
+
 use super::lock::Lock;
 use super::{Breaches, CertainHold, Promise};
 
@@ -10,14 +12,12 @@ pub(super) fn check(lock: &Lock<'_>, breaches: &mut Breaches) {
     let mut together: Vec<&CertainHold<'_>> = Vec::new();
     for hold in holds {
         together.retain(|other| other.end > hold.start);
-        let owner = &hold.shown_by.owner;
-        let mut rivals: Vec<&CertainHold<'_>> = Vec::new();
-        for &other in &together {
-            let is_new = |known: &&CertainHold<'_>| known.shown_by.owner != other.shown_by.owner;
-            if other.shown_by.owner != *owner && rivals.iter().all(is_new) {
-                rivals.push(other);
-            }
-        }
+        // One hold of each other owner.
+        let mut owners = HashSet::from([&hold.shown_by.owner]);
+        let rivals = together.iter().copied();
+        let rivals: Vec<_> = rivals
+            .filter(|one| owners.insert(&one.shown_by.owner))
+            .collect();
         let all = || rivals.iter().chain([&hold]);
         let limit = all().map(|hold| hold.limit).min().unwrap_or(1);
         if rivals.len() >= limit {

@@ -91,7 +91,7 @@ impl<'o> Lock<'o> {
     /// When the operation was seen in a queue, and not just held back.
     pub(super) fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
         let queued = operation.queued?;
-        let until = match operation.has_place() {
+        let until = match operation.request.is_for_place() {
             // A server that took over forgot it, and its client has asked again.
             true => operation.answered.unwrap_or(Nanos::MAX),
             false => queued,

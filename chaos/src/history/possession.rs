@@ -63,17 +63,12 @@ fn closed_before_grant<'o>(
     told: &Operation,
     times: &GrantTimes,
 ) -> Option<&'o Operation> {
-    let token = told
-        .token()
-        .filter(|_| told.is_told() && told.in_session())?;
+    let is_bound = told.is_told() && told.in_session() && tenancy.all_known();
+    let token = told.token().filter(|_| is_bound)?;
     let granted = times.not_before(token);
     let mut operations = tenancy.operations.iter().copied();
     operations.find(|one| {
-        tenancy.all_known() && {
-            one.request == Request::Close
-                && one.shares_connection_with(told)
-                && one.over_by(granted)
-        }
+        one.request == Request::Close && one.shares_connection_with(told) && one.over_by(granted)
     })
 }
 

@@ -128,6 +128,7 @@ b 6-190 lock 10 queued 8 -> 1
 
 # a connected client has an answer in the end
 = liveness + a 0-1000 lock 10 -> Silent
+= liveness + a 0- lock 10 -> Pending
 // Who was told something or lost its connection has one.
 a 0-1000 lock 10 -> Lost
 b 0-1000 lock 10 -> NotAvailable
@@ -429,23 +430,15 @@ fn histories_are_judged_right() {
 }
 
 #[test]
-fn a_request_that_was_never_answered_is_a_breach_of_liveness() {
-    let mut pending = history(["a 0-1000 lock 10 -> Pending"]);
-    pending.operations[0].answered = None;
-    let breaches = check(&pending, TOLERANCE);
-    assert_eq!(breaches.len(), 1, "{breaches:?}");
-    assert_eq!(breaches[0].promise, Promise::Liveness);
-}
-
-#[test]
 fn what_is_no_cycle_is_not_read_as_one() {
     assert_eq!(Link::parse_all("nonsense"), None);
 }
 
-fn times(text: &str) -> (Nanos, Nanos) {
+/// From when until when, if it had an end.
+fn times(text: &str) -> (Nanos, Option<Nanos>) {
     let (from, until) = text.split_once('-').unwrap();
-    let [from, until]: [u64; 2] = [from, until].map(|ms| ms.parse().unwrap());
-    (from * MS, until * MS)
+    let [from, until] = [from, until].map(|ms| ms.parse::<u64>().ok().map(|ms| ms * MS));
+    (from.unwrap(), until)
 }
 
 /// What has this name in a history.
@@ -460,7 +453,7 @@ fn interference(words: &[&str]) -> Interference {
         effect: named(words[0]).unwrap(),
         lock: words.get(3).map(ToString::to_string),
         from,
-        until,
+        until: until.unwrap(),
     }
 }
 
@@ -517,7 +510,7 @@ fn operation(line: &str) -> Operation {
         owner: words[0].into(),
         request,
         sent,
-        answered: Some(answered),
+        answered,
         queued: queued.filter(|_| !words.contains(&"unseen")),
         outcome: outcome(if heard.is_empty() { usual } else { heard }),
     }
