@@ -22,11 +22,8 @@ use crate::locks::Locks;
 use crate::protection::{Mode, Protection};
 use crate::{observer, report};
 
-/// How often a campaign tells how far it is.
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-
-/// How often a campaign that ends at a breach looks for one.
-const SEARCH_EVERY: Duration = Duration::from_secs(2);
+/// How often a campaign tells how far it is, and looks for the breach at which it ends.
+const LOOK_EVERY: Duration = Duration::from_secs(4);
 
 /// How many grants show that locks behind witnesses are at work.
 const AT_WORK: usize = 20;
@@ -127,12 +124,6 @@ impl Campaign {
             .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000))
     }
 
-    fn setup(&self) -> Result<Setup, String> {
-        let module = self.module.canonicalize();
-        let module = module.map_err(|error| format!("{}: {error}", self.module.display()))?;
-        Ok(Setup::of(&self.server).module(module))
-    }
-
     fn topology(&self) -> Topology {
         match self.client {
             Who::Redlock => Topology::Several(self.servers),
@@ -170,7 +161,7 @@ impl Campaign {
         let name = |n| format!("{prefix}lock-{n}");
         let locks = match self.stays() {
             true => Locks::new(self.locks),
-            false => Locks::named((1..=self.locks).map(name).collect()),
+            false => Locks((1..=self.locks).map(name).collect()),
         };
         Shared {
             prefix,
@@ -206,7 +197,10 @@ impl Campaign {
             .tempdir();
         let dir = dir.map_err(|error| error.to_string())?;
         let mut rng = StdRng::seed_from_u64(seed);
-        let fleet = Fleet::start(&self.setup()?, dir.path(), topology, &protection)?;
+        let path = self.module.canonicalize();
+        let path = path.map_err(|error| format!("{module}: {error}"))?;
+        let setup = Setup::of(&self.server).module(path);
+        let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
         if self.without_faults {
             fleet.stay_calm()?;
         }
@@ -309,7 +303,7 @@ impl Campaign {
     fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<(), String> {
         let duration = Duration::from_secs(self.duration);
         let started = Instant::now();
-        let (mut told, mut searched) = (started, started);
+        let mut looked = started;
         while started.elapsed() < duration {
             if self.follows() {
                 await_work(shared)?;
@@ -317,21 +311,20 @@ impl Campaign {
             if !self.without_faults {
                 faults.inject()?;
             }
-            if told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
-                let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
-                let (operations, grants) = (journal.operations(), journal.grants());
-                let times: usize = faults.counts.values().sum();
-                println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
+            if looked.elapsed() < LOOK_EVERY {
+                continue;
             }
+            looked = Instant::now();
+            let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
+            let (operations, grants) = (journal.operations(), journal.grants());
+            let times: usize = faults.counts.values().sum();
+            println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
             // Elsewhere a history gets too long for that.
-            let is_searched = !self.stays() || self.until_breach_of.is_some();
-            if is_searched && searched.elapsed() >= SEARCH_EVERY {
-                let breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
+            if !self.stays() || self.until_breach_of.is_some() {
+                let breaches = history::check_so_far(&journal.history(), TOLERANCE);
                 if is_found(&self.judge(breaches), self.until_breach_of) {
                     break;
                 }
-                searched = Instant::now();
             }
         }
         Ok(())

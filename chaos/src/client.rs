@@ -169,14 +169,10 @@ impl Client {
         self.shared.guide.is_watched()
     }
 
-    fn faults_over(&self) -> bool {
-        self.shared.is_over()
-    }
-
     /// Sleeps for a random time, or until the faults are over.
     fn sleep(&mut self, from_ms: u64, to_ms: u64) {
         let end = clock::now() + self.rng.random_range(from_ms..=to_ms) * MS;
-        while !self.faults_over() {
+        while !self.shared.is_over() {
             let left = end.saturating_sub(clock::now()).min(20 * MS);
             if left == 0 {
                 break;

@@ -33,11 +33,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// How late what passes is at most.
 const LATE_MAX: Duration = Duration::from_millis(250);
 
-type Action = fn(&mut Faults) -> Result<bool, String>;
-
 #[derive(Clone, Copy)]
 enum Fault {
-    Do(Action),
+    Do(fn(&mut Faults) -> Result<bool, String>),
     /// The primary is hurt for a time between these, in milliseconds.
     Primary(Hurt, u64, u64),
     /// So is a replica.

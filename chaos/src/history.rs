@@ -247,8 +247,8 @@ impl fmt::Display for Promise {
 pub struct Breach {
     /// Which one.
     pub promise: Promise,
-    /// What is wrong, and the operations that show it, as text.
-    pub evidence: String,
+    /// What is wrong.
+    pub what: String,
     pub(crate) shown: Vec<Operation>,
 }
 
@@ -263,15 +263,10 @@ impl Breaches {
         what: &str,
         shown: impl IntoIterator<Item = &'o Operation>,
     ) {
-        let shown: Vec<Operation> = shown.into_iter().cloned().collect();
-        let mut evidence = what.to_owned();
-        for operation in &shown {
-            evidence.push_str(&format!("\n  {operation}"));
-        }
         self.0.push(Breach {
             promise,
-            evidence,
-            shown,
+            what: what.to_owned(),
+            shown: shown.into_iter().cloned().collect(),
         });
     }
 }

@@ -264,10 +264,10 @@ impl Guard {
                 Err(_) => Outcome::Lost,
             },
             // Whatever comes of it goes on in the background.
-            Self::Most(guard) => match guard.release().await {
-                Ok(()) => Outcome::Released,
-                Err(_) => Outcome::Lost,
-            },
+            Self::Most(guard) => {
+                let released = guard.release().await;
+                released.map_or(Outcome::Lost, |()| Outcome::Released)
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ pub const MIXED: &str = "mixed:";
 pub const PAIRED: &str = "pair:";
 
 /// The names of all locks.
-pub struct Locks(Vec<String>);
+pub struct Locks(pub Vec<String>);
 
 /// The other databases' locks have its number before their names.
 const SECOND: &str = "1/";
@@ -38,10 +38,6 @@ impl Locks {
             .into_iter()
             .flat_map(|(kind, count)| (1..=count).map(move |number| format!("{kind}{number}")));
         Self(names.collect())
-    }
-
-    pub fn named(names: Vec<String>) -> Self {
-        Self(names)
     }
 
     pub fn names(&self) -> &[String] {

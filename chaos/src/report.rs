@@ -71,7 +71,8 @@ pub fn show(breaches: &[Breach], history: &History) -> BTreeMap<String, usize> {
         if *count > SHOWN {
             continue;
         }
-        println!("breach of {}: {}", breach.promise, breach.evidence);
+        println!("breach of {}: {}", breach.promise, breach.what);
+        breach.shown.iter().for_each(|one| println!("  {one}"));
         let times = || breach.shown.iter().map(|one| one.sent);
         let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
         let first = first.saturating_sub(DONE_BEFORE);

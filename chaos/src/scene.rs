@@ -72,7 +72,7 @@ impl Scene {
         let protection = Protection::none(LEASE_MS_MAX);
         let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection);
         let fleet = fleet.expect("the servers start");
-        let shared = Shared::new(fleet.guide(), protection, Locks::named(Vec::new()));
+        let shared = Shared::new(fleet.guide(), protection, Locks(Vec::new()));
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
         Self {

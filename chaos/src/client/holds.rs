@@ -153,7 +153,7 @@ impl Client {
                 _ if told.is_some() => return told,
                 Outcome::NotAvailable => return None,
                 // With the number of the hold it is safe to ask again.
-                _ if ask.hold.is_none() || self.faults_over() => break,
+                _ if ask.hold.is_none() || self.shared.is_over() => break,
                 _ => self.sleep(10, 50),
             }
         }
@@ -219,7 +219,7 @@ impl Client {
                     false => self.perform(&hold.lock, request),
                 };
                 let is_unclear = is_lost(&outcome) || matches!(outcome, Outcome::Error(_));
-                if !is_unclear || self.faults_over() {
+                if !is_unclear || self.shared.is_over() {
                     break;
                 }
                 self.sleep(10, 50);

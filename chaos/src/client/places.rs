@@ -185,7 +185,7 @@ impl Client {
 
     fn any_doubt(&mut self, place: &Place) -> Option<(Nanos, Doubt)> {
         let doubt = match self.rng.random_range(0..10) {
-            _ if self.faults_over() || !self.is_direct() => return None,
+            _ if self.shared.is_over() || !self.is_direct() => return None,
             0..=3 => Doubt::AsksAgain,
             4 => Doubt::GivesUp,
             5..=6 if place.ask.session => Doubt::ClosesSession,
