@@ -158,10 +158,11 @@ impl Campaign {
 
     fn shared(&self, fleet: &Fleet) -> Shared {
         let prefix = fleet.prefix();
-        let name = |n| format!("{prefix}lock-{n}");
+        let names = (1..=self.locks).map(|n| format!("{prefix}lock-{n}"));
+        let names = names.collect();
         let locks = match self.stays() {
             true => Locks::new(self.locks),
-            false => Locks((1..=self.locks).map(name).collect()),
+            false => Locks { names },
         };
         Shared {
             prefix,

@@ -58,7 +58,6 @@ use crate::client::{LEASE_MS_MAX, Shared};
 use crate::clock;
 use crate::fleet::{Fleet, SIDES};
 use crate::history::{Acquire, MS, Nanos, Operation, Outcome, Request};
-use crate::journal::Journal;
 
 /// How many tasks each client has.
 const TASKS: usize = 6;
@@ -314,7 +313,7 @@ impl Worker {
             sleep(pause).await;
         }
         // All is well now.
-        for key in self.shared.locks.names().to_vec() {
+        for key in self.shared.locks.names.to_vec() {
             let deadline = Instant::now() + PATIENCE;
             while !self.take(&key, Some(PATIENCE), None).await? {
                 if Instant::now() > deadline {
@@ -439,10 +438,6 @@ fn acquire(lease_ms: u64, wait: Option<Duration>) -> Request {
 }
 
 impl Section<'_> {
-    fn journal(&self) -> &Journal {
-        &self.worker.shared.journal
-    }
-
     /// Relies upon the lock for this long.
     fn believe(&mut self, valid_for: Duration) {
         let Ok(lease_ms @ 1..) = u64::try_from(valid_for.as_millis()) else {
@@ -456,13 +451,13 @@ impl Section<'_> {
             self.known_until = until;
             believed.answered = Some(believed.sent);
             believed.outcome = self.granted.clone();
-            self.journal().began(believed);
+            self.worker.shared.journal.began(believed);
         }
     }
 
     /// From now on nothing is relied upon.
     fn ending(&self) -> usize {
-        self.journal().began(self.release())
+        self.worker.shared.journal.began(self.release())
     }
 
     fn release(&self) -> Operation {
@@ -476,7 +471,10 @@ impl Section<'_> {
 
     fn over(&self, outcome: Outcome) {
         let noted = self.ending();
-        self.journal().ended(noted, clock::now(), outcome);
+        self.worker
+            .shared
+            .journal
+            .ended(noted, clock::now(), outcome);
     }
 
     /// Claims nothing of the last moments, if the connection of the session has ended.
@@ -489,7 +487,7 @@ impl Section<'_> {
                 ended.sent = over - HEARD_LATE.as_nanos() as Nanos;
                 ended.answered = Some(over);
                 ended.outcome = Outcome::Lost;
-                self.journal().began(ended);
+                self.worker.shared.journal.began(ended);
             }
         }
     }
@@ -534,7 +532,10 @@ impl Section<'_> {
             _ => {
                 let noted = self.ending();
                 let outcome = guard.release().await;
-                self.journal().ended(noted, clock::now(), outcome);
+                self.worker
+                    .shared
+                    .journal
+                    .ended(noted, clock::now(), outcome);
             }
         }
     }

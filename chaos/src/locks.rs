@@ -11,8 +11,9 @@ pub const MIXED: &str = "mixed:";
 /// It is taken together with another of its kind, in any order.
 pub const PAIRED: &str = "pair:";
 
-/// The names of all locks.
-pub struct Locks(pub Vec<String>);
+pub struct Locks {
+    pub names: Vec<String>,
+}
 
 /// The other databases' locks have its number before their names.
 const SECOND: &str = "1/";
@@ -34,27 +35,18 @@ impl Locks {
     /// This many exclusive ones, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {
         let kinds = [(EXCLUSIVE, exclusive.max(1)), (MIXED, 2), (PAIRED, 2)];
-        let names = kinds
-            .into_iter()
-            .flat_map(|(kind, count)| (1..=count).map(move |number| format!("{kind}{number}")));
-        Self(names.collect())
-    }
-
-    pub fn names(&self) -> &[String] {
-        &self.0
+        let name = |(kind, count)| (1..=count).map(move |number| format!("{kind}{number}"));
+        let names = kinds.into_iter().flat_map(name).collect();
+        Self { names }
     }
 
     pub fn any_at_all(&self, rng: &mut StdRng) -> String {
-        self.0[rng.random_range(0..self.0.len())].clone()
-    }
-
-    pub fn any(&self, kind: &str, rng: &mut StdRng) -> String {
-        self.any_two(kind, rng).0
+        self.names[rng.random_range(0..self.names.len())].clone()
     }
 
     /// Two of this kind, in any order.
     pub fn any_two(&self, kind: &str, rng: &mut StdRng) -> (String, String) {
-        let names = self.0.iter().filter(|name| name.starts_with(kind));
+        let names = self.names.iter().filter(|name| name.starts_with(kind));
         let mut drawn = names.sample(rng, 2);
         drawn.shuffle(rng);
         let mut drawn = drawn.into_iter().cloned();

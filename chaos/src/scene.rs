@@ -72,7 +72,7 @@ impl Scene {
         let protection = Protection::none(LEASE_MS_MAX);
         let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection);
         let fleet = fleet.expect("the servers start");
-        let shared = Shared::new(fleet.guide(), protection, Locks(Vec::new()));
+        let shared = Shared::new(fleet.guide(), protection, Locks { names: Vec::new() });
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
         Self {
@@ -88,8 +88,9 @@ impl Scene {
         }
     }
 
-    /// Plays these lines.
+    /// Plays these lines, with clients of its own.
     pub fn play(&mut self, lines: &str) {
+        self.parties.clear();
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
@@ -112,11 +113,6 @@ impl Scene {
                 [] => {}
             }
         }
-    }
-
-    /// All clients go.
-    pub fn clear(&mut self) {
-        self.parties.clear();
     }
 
     /// The party of this name, which is not there meanwhile.

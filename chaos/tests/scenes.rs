@@ -360,7 +360,6 @@ impl Case {
         let setup = Setup::of(binary()).module(support::module_with_faults());
         let mut scene = Scene::start(&setup.environment("REDISLOCK_PLANTED_FAULT", fault));
         for round in 1..=self.times.parse().unwrap_or(1) {
-            scene.clear();
             let lines = self.lines.join("\n").replace("{n}", &round.to_string());
             scene.play(&lines.replace(" {options}", OPTIONS[round % OPTIONS.len()]));
             if !scene.breaches_so_far().is_empty() {

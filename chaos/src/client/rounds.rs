@@ -38,7 +38,7 @@ impl Client {
             self.sleep(0, pause_ms);
         }
         let shared = Arc::clone(&self.shared);
-        let mut keys = shared.locks.names().iter();
+        let mut keys = shared.locks.names.iter();
         keys.try_for_each(|key| self.last_round(&in_database(self.database, key)))
     }
 
@@ -58,7 +58,7 @@ impl Client {
         }
         let is_mixed = self.rng.random_bool(0.25);
         let kind = if is_mixed { MIXED } else { EXCLUSIVE };
-        let key = self.shared.locks.any(kind, &mut self.rng);
+        let (key, _) = self.shared.locks.any_two(kind, &mut self.rng);
         let mode = match self.rng.random_range(0..10) {
             2..=6 if is_mixed => Mode::Shared,
             7.. if is_mixed => Mode::Limited(self.rng.random_range(2..=4)),

@@ -28,7 +28,6 @@ pub(super) struct Ways {
 }
 
 impl Guide {
-    /// Whether there are witnesses.
     pub fn is_watched(&self) -> bool {
         self.topology.is_watched()
     }
