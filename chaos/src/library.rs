@@ -313,7 +313,7 @@ impl Worker {
             sleep(pause).await;
         }
         // All is well now.
-        for key in self.shared.locks.names.to_vec() {
+        for key in self.shared.locks.names.clone() {
             let deadline = Instant::now() + PATIENCE;
             while !self.take(&key, Some(PATIENCE), None).await? {
                 if Instant::now() > deadline {

@@ -184,7 +184,7 @@ impl Client {
     fn repeat(&mut self, hold: &mut Hold, request: Request, at_once: bool) -> bool {
         for repeated in 0..RESENT_MAX {
             let sent = clock::now();
-            if !hold.is_valid() && !(at_once && repeated == 0) {
+            if !(hold.is_valid() || at_once && repeated == 0) {
                 return false;
             }
             match self.perform_believing(hold, request) {

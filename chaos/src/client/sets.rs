@@ -92,7 +92,7 @@ impl Client {
 
     /// Notes what all sets have in the end.
     pub fn read_back(&mut self) -> Result<(), String> {
-        for lock in self.shared.locks.names.to_vec() {
+        for lock in self.shared.locks.names.clone() {
             let operation = self.began(&lock, Request::Read, 0).0;
             let deadline = clock::now() + LAST_WAIT;
             let text = loop {

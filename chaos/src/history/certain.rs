@@ -166,7 +166,7 @@ fn bindings<'o>(
         };
         // Another request of a session moves the binding to its connection.
         let moved = all_known && shown_by.in_session() && binding.over_by(shown_by.sent);
-        moved || operations.iter().any(|one| ends(one))
+        moved || operations.iter().any(ends)
     };
     operations
         .iter()
