@@ -4,16 +4,18 @@
 #![forbid(unsafe_code)]
 
 pub mod campaign;
-pub mod client;
-pub mod clock;
-pub mod faults;
-pub mod fleet;
-pub mod history;
-pub mod journal;
-pub mod library;
-pub mod locks;
-pub mod observer;
-pub mod protection;
+mod client;
+mod clock;
+mod faults;
+mod fleet;
+mod history;
+mod journal;
+mod library;
+mod locks;
+mod observer;
+mod protection;
 pub mod report;
 pub mod scene;
-pub mod words;
+mod words;
+
+pub use history::{Breach, Promise};
