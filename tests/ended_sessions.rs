@@ -153,18 +153,6 @@ fn a_crowd_of_readers_ends_with_its_connection() {
     }
 }
 
-#[test]
-fn a_reader_among_readers_ends_alone() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k reader LONG SHARED SESSION -> token
-        o > LOCK.ACQUIRE k other LONG SHARED -> token
-        o >> CLIENT KILL ID $s | LOCK.RENEW k reader LONG | LOCK.RENEW k other LONG -> 1 | 0 | 1
-        settled
-        o > HGET k reader -> null
-        o > HGET k other -> '1'",
-    );
-}
-
 /// Its connection ends while the server must not write, and its owner asks on
 /// a new one.
 #[test]
@@ -310,7 +298,7 @@ fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
 #[test]
 fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
     let mut play = Play::start();
-    play.others.insert("primary", TestServer::start());
+    play.run("primary starts");
     play.run(&format!(
         "before > LOCK.ACQUIRE before s SESSION LEASE 2000 -> token
         o > REPLICAOF 127.0.0.1 $primary -> OK
@@ -352,56 +340,4 @@ fn a_lock_that_moved_is_a_plain_hold_where_it_is() {
             next > LOCK.ACQUIRE {key} next BLOCK 0 -> token"
         ));
     }
-}
-
-#[test]
-fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting_for_what_is_left_of_its_lease() {
-    uncontended().run(
-        "o > LOCK.ACQUIRE other somebody LONG -> token
-        next > LOCK.ACQUIRE other next BLOCKED -> ..
-        o > RENAME k other -> OK
-        s closes
-        settled
-        queue other = next
-        o > HGET other s -> '1'
-        o > LOCK.BREAK other -> 1
-        next < token",
-    );
-}
-
-#[test]
-fn a_session_whose_lease_ended_unnoticed_is_closed() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k s LEASE 200 SESSION -> S
-        new > DEBUG SLEEP 0.5 | LOCK.ACQUIRE k s LONG SESSION -> OK | token
-        s < closed
-        o > HGET k s -> '1'",
-    );
-}
-
-#[test]
-fn a_renewal_of_another_hold_does_not_touch_the_session() {
-    uncontended().run(
-        "o > DEL k -> 1
-        s > LOCK.ACQUIRE k s LONG -> token
-        s > LOCK.RENEW k s LEASE 1 -> 1
-        until o > EXISTS k -> 0
-        settled
-        s > PING -> PONG",
-    );
-}
-
-#[test]
-fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k s LEASE 300 SESSION -> S
-        other > LOCK.ACQUIRE k s LONG -> S
-        o > CONFIG SET min-replicas-to-write 1 -> OK
-        o > DEBUG SLEEP 0.4 -> OK
-        o > PING -> PONG
-        o > CONFIG SET min-replicas-to-write 0 -> OK
-        settled
-        s > PING -> PONG
-        o > HGET k s -> '2'",
-    );
 }

@@ -69,7 +69,7 @@ fn assert_served(play: &mut Play, key: &str) {
 #[test]
 fn on_demotion_every_waiter_hears_of_it_and_none_is_granted() {
     let mut play = Play::start();
-    play.others.insert("r", TestServer::start());
+    play.run("r starts");
     line_up(&mut play, &["a", "b"]);
     // In one turn of the event loop.
     play.run(
@@ -103,9 +103,7 @@ fn on_demotion_every_waiter_hears_of_it_and_none_is_granted() {
 #[test]
 fn a_demotion_tells_many_places_of_many_locks() {
     let mut play = Play::held().with_replica();
-    for i in 0..50 {
-        play.run(&format!("h > LOCK.ACQUIRE k{i} h LONG -> token"));
-    }
+    play.run("each 0..49: h > LOCK.ACQUIRE k# h LONG -> token");
     for i in 0..1000 {
         play.run(&format!(
             "ears > LOCK.ACQUIRE k{} owner{i} PLACED -> 0",
@@ -130,7 +128,7 @@ fn a_demotion_tells_many_places_of_many_locks() {
 fn what_ended_just_before_a_demotion_is_not_undone_after_it() {
     let mut play = Play::start().with_replica();
     play.run("s > LOCK.ACQUIRE k s LONG SESSION -> S");
-    play.assert_in_step();
+    play.run("in step");
     // In one turn of the event loop: the connection ends, and the server is a
     // replica before it can give the lock back.
     play.run(
@@ -163,7 +161,7 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
         h > LOCK.ACQUIRE released h LONG -> B
         h > LOCK.ACQUIRE short h LONG -> C",
     );
-    play.assert_in_step();
+    play.run("in step");
     let stored = play.client("h").hash("kept");
     play.run(
         "h at r
@@ -190,7 +188,7 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
 fn a_replica_grants_nothing_when_a_lease_ends_and_gives_no_places() {
     let mut play = Play::held().with_replica();
     play.run("w > LOCK.ACQUIRE k w BLOCKED -> ..");
-    play.assert_in_step();
+    play.run("in step");
     play.run(
         "there at r
         there > LOCK.ACQUIRE k other BLOCK 0 -> !READONLY
@@ -198,7 +196,7 @@ fn a_replica_grants_nothing_when_a_lease_ends_and_gives_no_places() {
         h > LOCK.RENEW k h LEASE 300 -> 1
         w < W",
     );
-    play.assert_in_step();
+    play.run("in step");
     let stored = [
         ("@fence".into(), play.token("W").to_string()),
         ("w".into(), "1".into()),
@@ -244,7 +242,7 @@ fn failover_unblocks_the_waiters_and_keeps_the_locks() {
     play.await_link().unwrap();
     play.others["r"].assert_same_data(&play.server);
     play.others["r"].assert_sound();
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -267,7 +265,7 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
         let info = client.bulk("INFO replication");
         info.contains("master_failover_state:no-failover")
     });
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -277,11 +275,9 @@ fn a_grant_that_a_demotion_left_unclaimed_ends_with_its_lease() {
         "h > CONFIG SET lock.claim-timeout 300
         ears > LOCK.ACQUIRE k a PLACED -> 0
         h > LOCK.RELEASE k h -> 1
-        ears heard a token",
-    );
-    play.assert_in_step();
-    play.run(
-        "new at r
+        ears heard a token
+        in step
+        new at r
         new > REPLICAOF NO ONE -> OK
         until new > EXISTS k -> 0
         new > LOCK.ACQUIRE k b -> token",
@@ -312,7 +308,7 @@ fn client_pause_over_a_leases_end_puts_the_grant_off() {
         play.run("wk < token");
         assert!(start.elapsed() >= Duration::from_millis(2499), "{mode}");
         play.run("h > LOCK.RELEASE k w -> 1 \n ears heard p token");
-        play.assert_in_step();
+        play.run("in step");
     }
 }
 
@@ -327,7 +323,7 @@ fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
     assert_served(&mut play, "short");
     play.run("queue k = w p \n h > LOCK.RELEASE k h ALL -> 1");
     assert_served(&mut play, "k");
-    play.assert_sound();
+    play.run("sound");
 }
 
 /// Of the two databases each has a lock that the other has not, and one of a common name.
@@ -388,16 +384,14 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
         h > LOCK.RENEW k h LEASE 100 -> 1
         w < token"
     ));
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
 fn shutdown_with_waiters_ends_cleanly() {
     let mut play = Play::start();
     line_up(&mut play, &["k", "short"]);
-    for i in 0..100 {
-        play.run(&format!("ears > LOCK.ACQUIRE k owner{i} PLACED -> 0"));
-    }
+    play.run("each 0..99: ears > LOCK.ACQUIRE k owner# PLACED -> 0");
     play.run("h sends LOCK.RENEW short h LEASE 1 | SHUTDOWN NOSAVE");
     // The server may end before it has written the first reply.
     let replies = [(); 2].map(|()| play.client("h").try_reply());

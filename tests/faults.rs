@@ -153,7 +153,7 @@ fn a_crash_after_a_save_keeps_the_lock() {
     let before = (stored(play.client("h")), play.client("h").hash("shared"));
     // What came after the snapshot is lost, its tokens are not issued again.
     play.run("h > SAVE -> OK \n h > LOCK.ACQUIRE lost a -> L");
-    play.crash_and_restart();
+    play.run("crash");
     assert_eq!(
         (stored(play.client("h")), play.client("h").hash("shared")),
         before
@@ -236,7 +236,7 @@ fn a_clock_set_forward_ends_a_lease_of_which_nothing_is_known() {
         w > LOCK.RELEASE k w -> 1
         h < T",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_clock_set_back_loses_no_waiter() {
         w < W
         last < L",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 /// The clock ends no lease. The connection's end does, and nothing that became of the
@@ -279,5 +279,5 @@ fn a_session_outlives_steps_of_the_clock_that_its_lease_outlives() {
             w > LOCK.RELEASE k w -> 1"
         ));
     }
-    play.assert_sound();
+    play.run("sound");
 }

@@ -1,7 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, need_files, status};
+use redis_lock_testing::{Client, Play, TestServer, eventually, int, status};
 
 /// `h` holds `k`, and `a` waits for it with these options, then `next`.
 #[track_caller]
@@ -34,39 +34,6 @@ fn one_that_leaves_hears_why_and_is_skipped() {
             h > LOCK.ACQUIRE k h BLOCK 0 -> token"
         ));
     }
-}
-
-#[test]
-fn nine_of_ten_of_a_thousand_that_go_leave_the_others_in_order() {
-    need_files(1_100);
-    let server = TestServer::start_with(&["--maxclients", "2000"]);
-    let mut holder = server.client();
-    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
-    let mut waiters: Vec<Option<Client>> = (0..1000)
-        .map(|i| {
-            let mut client = server.client();
-            client.send(&format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
-            // The answer to a second connection's command tells that the
-            // server has read what came before.
-            holder.call("PING");
-            Some(client)
-        })
-        .collect();
-    server.await_blocked(1000);
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        if i % 10 != 3 {
-            *waiter = None;
-        }
-    }
-    server.await_blocked(100);
-    holder.call("LOCK.RELEASE k holder");
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        if let Some(client) = waiter {
-            assert!(matches!(client.reply(), Value::Int(_)), "owner{i}");
-            assert_eq!(client.call(&format!("LOCK.RELEASE k owner{i}")), int(1));
-        }
-    }
-    assert_eq!(holder.call("EXISTS k"), int(0));
 }
 
 /// No trace of those who waited is left, and it is shown that some were granted

@@ -87,11 +87,7 @@ fn who_comes_first_and_asks_again_is_replied_its_token_and_not_told() {
 #[test]
 fn at_most_so_many_are_passed_over_at_once_and_the_lock_still_goes_on_by_itself() {
     let mut play = Play::held();
-    for i in 0..1000 {
-        play.run(&format!(
-            "h > LOCK.ACQUIRE k unheard{i} LONG QUEUE 600000 nobody -> 0"
-        ));
-    }
+    play.run("each 0..999: h > LOCK.ACQUIRE k unheard# LONG QUEUE 600000 nobody -> 0");
     play.run("h > LOCK.ACQUIRE k heard PLACED -> 0");
     let replies = transaction(play.client("h"), &["LOCK.RELEASE k h", "LOCK.INFO k"]);
     let Value::Int(left) = field(&replies[1], "waiting") else {
@@ -118,7 +114,7 @@ fn who_listens_on_a_replica_hears_nothing_and_does_not_count() {
         h > EXISTS k -> 0
         lock_places_unheard = 1",
     );
-    play.assert_in_step();
+    play.run("in step");
     play.run("ears heard nothing");
 }
 
@@ -200,6 +196,6 @@ fn a_subscriber_that_dies_among_grants_keeps_no_lock_and_costs_none() {
         let granted = play.info("lock_hand_offs");
         assert_eq!(granted + play.info("lock_places_unheard"), 100);
         assert!((0..=1).contains(&(granted - told)), "{granted} {told}");
-        play.assert_sound();
+        play.run("sound");
     }
 }

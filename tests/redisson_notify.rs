@@ -77,7 +77,7 @@ fn a_subscriber_of_a_replica_is_told_if_it_is_asked_for() {
         {release}
         {told}"
     ));
-    play.assert_in_step();
+    play.run("in step");
 }
 
 #[test]

@@ -336,14 +336,3 @@ fn the_aof_brings_a_lock_back(fsync: &str) {
     assert_eq!(client.call("LOCK.RELEASE k a ALL"), int(1));
     assert!(client.int("LOCK.ACQUIRE k b") > token);
 }
-
-#[test]
-fn an_rdb_brings_a_lock_back() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
-    let digest = client.call("DEBUG DIGEST");
-    client.call("DEBUG RELOAD");
-    assert_eq!(client.call("DEBUG DIGEST"), digest);
-    assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 1"), int(token));
-}

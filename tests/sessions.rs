@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, need_files};
+use redis_lock_testing::{Client, Play, TestServer, eventually, need_files};
 
 /// `s` holds `k` by its connection, and its lease is this long.
 #[track_caller]
@@ -50,35 +50,6 @@ fn the_lease_is_kept_up_while_the_connection_lives_and_replicas_know() {
     play.assert_same_data(&replica);
     // Released is released: what was bound is not kept up for the next one.
     play.run("s > LOCK.ACQUIRE k other LEASE 100 \n until s > EXISTS k -> 0");
-}
-
-#[test]
-fn a_renewal_sets_the_lease_that_is_kept_up() {
-    let mut play = bound(600_000);
-    play.run("s > LOCK.RENEW k s LEASE 3000 -> 1");
-    let end = play.client("s").int("PEXPIRETIME k") + 500;
-    play.run(&format!(
-        "until s > PEXPIRETIME k -> {end}..\n s > PTTL k -> 1..3000"
-    ));
-}
-
-#[test]
-fn nested_holds_of_short_leases_do_not_stop_the_renewals() {
-    let mut play = bound(3000);
-    let holder = play.client("s");
-    let end = holder.int("PEXPIRETIME k");
-    let mut next_at = 2500;
-    eventually("the lease is kept up", || {
-        let left = holder.int("PTTL k");
-        assert!(left > 0, "the lease is over");
-        // So seldom that they don't keep the lease up themselves.
-        if left < next_at {
-            next_at = left - 500;
-            holder.int("LOCK.ACQUIRE k s LEASE 10 SESSION");
-            assert_eq!(holder.call("LOCK.RELEASE k s"), int(0));
-        }
-        holder.int("PEXPIRETIME k") > end + 1000
-    });
 }
 
 #[test]
@@ -195,7 +166,7 @@ fn whoever_sends_nothing_more_is_answered_as_the_holder_that_it_is() {
 #[test]
 fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end() {
     let mut play = bound(500).with_replica();
-    play.assert_in_step();
+    play.run("in step");
     play.run(
         "new at r
         new > REPLICAOF NO ONE -> OK
@@ -205,7 +176,7 @@ fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end(
         s closes
         o > PING -> PONG",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]

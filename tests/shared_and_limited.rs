@@ -20,40 +20,6 @@ fn shared(owners: &[&str]) -> Play {
     play
 }
 
-#[test]
-fn twenty_readers_are_in_together_each_with_a_token_of_its_own() {
-    let owners: Vec<String> = (0..20).map(|n| format!("r{n}")).collect();
-    let owners: Vec<&str> = owners.iter().map(String::as_str).collect();
-    let mut play = shared(&owners);
-    play.run("o > HLEN k -> 41");
-    for owner in owners {
-        play.run(&format!(
-            "o > HGET k {owner} -> '1' \n {owner} > LOCK.RELEASE k {owner} -> 1"
-        ));
-    }
-    play.run("o > EXISTS k -> 0");
-}
-
-/// Not even one that would not wait gets past the writer.
-#[test]
-fn a_writer_behind_readers_goes_before_the_readers_behind_it() {
-    shared(&["a", "b"]).run(
-        "w > LOCK.ACQUIRE k w BLOCKED -> ..
-        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
-        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
-        o > LOCK.ACQUIRE k newcomer SHARED -> null
-        a > LOCK.RELEASE k a -> 1
-        queue k = w c d
-        b > LOCK.RELEASE k b -> 1
-        w < W
-        queue k = c d
-        w > LOCK.RELEASE k w -> 1
-        c < C
-        d < D
-        queue k = nobody",
-    );
-}
-
 /// Nothing but the leaving tells the module of it.
 #[test]
 fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
@@ -71,29 +37,6 @@ fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
             b < token"
         ));
     }
-}
-
-/// The limit of the second is three, whoever else would come in.
-#[test]
-fn one_release_lets_in_all_who_may_come_in_together_and_no_more() {
-    Play::held().run(
-        "a > LOCK.ACQUIRE k a BLOCKED SHARED -> ..
-        b > LOCK.ACQUIRE k b BLOCKED LIMIT 3 -> ..
-        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
-        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
-        e > LOCK.ACQUIRE k e BLOCKED LIMIT 2 -> ..
-        h > LOCK.RELEASE k h -> 1
-        a < token
-        b < token
-        c < token
-        queue k = d e
-        o > LOCK.RELEASE k b -> 1
-        d < token
-        o > LOCK.RELEASE k a -> 1
-        queue k = e
-        o > LOCK.RELEASE k c -> 1
-        e < token",
-    );
 }
 
 #[test]
@@ -139,85 +82,6 @@ fn readers_with_different_leases_each_end_on_time() {
         assert!(in_time, "{lease_ms} ms: in after {waited:?}");
         assert_eq!(waiter.words(&[b"LOCK.RELEASE", b"k", owner]), int(1));
     }
-}
-
-#[test]
-fn a_reader_whose_lease_is_over_holds_nothing_although_others_do() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.int(&format!("LOCK.ACQUIRE k alive {LONG} SHARED"));
-    let token = client.int("LOCK.ACQUIRE k dead LEASE 20 LIMIT 2");
-    eventually("the dead one's permit is over", || {
-        client.call("LOCK.RENEW k dead") == int(0) || {
-            // The renewal came too early and lasts; end it again.
-            client.call("LOCK.RENEW k dead LEASE 1");
-            false
-        }
-    });
-    assert_eq!(
-        client.call(&format!("LOCK.RELEASE k dead FENCE {token}")),
-        nil()
-    );
-    assert_eq!(client.call("LOCK.RELEASE k dead"), nil());
-    assert_eq!(client.call("HGET k dead"), nil());
-    assert_eq!(client.call("LOCK.RELEASE k alive"), int(1));
-}
-
-#[test]
-fn the_sixth_of_five_permits_comes_when_the_first_lease_ends() {
-    let server = TestServer::start();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    for n in 0..5 {
-        client.int(&format!("LOCK.ACQUIRE k p{n} {LONG} LIMIT 5"));
-    }
-    assert_eq!(client.call("LOCK.ACQUIRE k p5 LIMIT 5"), nil());
-    waiter.send_and_block(&mut client, "LOCK.ACQUIRE k p5 LIMIT 5 BLOCK 0");
-    let start = Instant::now();
-    assert_eq!(client.call("LOCK.RENEW k p0 LEASE 100"), int(1));
-    token(&waiter.reply());
-    let waited = start.elapsed();
-    assert!(
-        waited >= Duration::from_millis(100) - WHOLE_MS,
-        "{waited:?}"
-    );
-}
-
-#[test]
-fn a_changed_limit_is_judged_by_the_stricter() {
-    Play::start().run(
-        "o > LOCK.ACQUIRE k a LIMIT 5 -> token
-        o > LOCK.ACQUIRE k b LIMIT 5 -> token
-        o > LOCK.ACQUIRE k c LIMIT 5 -> token
-        o > LOCK.ACQUIRE k strict LIMIT 3 -> null
-        o > LOCK.ACQUIRE k strict LIMIT 4 -> token
-        o > LOCK.ACQUIRE k loose LIMIT 9 -> null
-        o > LOCK.ACQUIRE k loose SHARED -> null
-        o > LOCK.RELEASE k strict -> 1
-        o > LOCK.ACQUIRE k loose SHARED -> token",
-    );
-}
-
-#[test]
-fn a_limit_of_one_is_an_exclusive_lock() {
-    Play::start().run(
-        "o > LOCK.ACQUIRE k a LIMIT 1 -> A
-        o > HLEN k -> 2
-        o > HGET k a -> '1'
-        o > HGET k @fence -> '$A'
-        o > LOCK.ACQUIRE k b SHARED -> null",
-    );
-}
-
-#[test]
-fn a_writer_reenters_as_a_reader_and_keeps_the_lock_to_itself() {
-    Play::held().run(
-        "h > LOCK.ACQUIRE k h SHARED -> H
-        h > LOCK.ACQUIRE k h LIMIT 7 -> H
-        h > LOCK.ACQUIRE k h -> H
-        o > LOCK.ACQUIRE k r SHARED -> null
-        h > LOCK.RELEASE k h HOLD 4 -> 0
-        h > LOCK.RELEASE k h ALL -> 1",
-    );
 }
 
 #[test]
@@ -307,22 +171,6 @@ fn the_replica_and_the_aof_hold_the_same_permits() {
     assert_eq!(client.int("PEXPIRETIME k"), end);
     assert_eq!(client.call("LOCK.ACQUIRE k w LIMIT 3 HOLD 1"), int(token));
     assert_eq!(client.call("LOCK.ACQUIRE k another SHARED"), nil());
-}
-
-/// Somebody who knows nothing of locks makes the key end before its permits.
-#[test]
-fn who_enters_again_keeps_the_lock_after_a_foreign_expiry() {
-    for mode in ["SHARED", "LIMIT 3"] {
-        for (first_ms, again_ms) in [(60_000, 60_000), (60_000, 20_000), (20_000, 60_000)] {
-            let least = again_ms - 10_000;
-            Play::start().run(&format!(
-                "o > LOCK.ACQUIRE k a LEASE {first_ms} {mode} -> A
-                o > PEXPIRE k 5000 -> 1
-                o > LOCK.ACQUIRE k a LEASE {again_ms} {mode} -> A
-                o > PTTL k -> {least}.."
-            ));
-        }
-    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Due, LockTable, LockView, Outcome, WORK_A_WAKE, WaitEnd, World,
+    Acquired, Answer, Due, LockTable, LockView, Outcome, Settings, WORK_A_WAKE, WaitEnd, World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -168,24 +168,13 @@ impl CoreSide {
         }
     }
 
-    pub fn set_max_waiters(&mut self, max: usize) {
-        self.table.settings.max_waiters = max;
-    }
-
-    pub fn set_max_places(&mut self, max: usize) {
-        self.table.settings.max_places = max;
+    pub fn settings(&mut self) -> &mut Settings {
+        &mut self.table.settings
     }
 
     /// Somebody listens to these channels from now on, and to no others.
     pub fn set_heard(&mut self, channels: BTreeSet<&'static str>) {
         self.heard = channels;
-    }
-
-    /// Returns whether waits that close a cycle are refused from now on.
-    pub fn switch_deadlock_detection(&mut self) -> bool {
-        let settings = &mut self.table.settings;
-        settings.deadlock_detection = !settings.deadlock_detection;
-        settings.deadlock_detection
     }
 
     /// What clients that waited must have heard by now.
@@ -215,10 +204,8 @@ impl CoreSide {
 impl CoreSide {
     /// The lock of this key, if it is one.
     fn lock(&self, at: DbKey) -> Option<Lock> {
-        match self.keyspace.peek(at) {
-            None => Some(Lock::default()),
-            Some(stored) => read(stored).ok(),
-        }
+        let stored = self.keyspace.peek(at);
+        stored.map_or(Some(Lock::default()), |stored| read(stored).ok())
     }
 
     pub fn is_lock(&self, at: DbKey) -> bool {
@@ -334,14 +321,9 @@ impl CoreSide {
             let waiters = self.view(at).waiters.into_iter();
             waiters.map(move |waiter| {
                 let owner = known_owner(&waiter.owner);
-                let client = waiter.client.map(|client| client.0);
-                let channel = waiter
-                    .channel
-                    .map(|name| String::from_utf8_lossy(&name).into_owned());
-                format!(
-                    "{} {}: {owner}, client {client:?}, channel {channel:?}\n",
-                    at.db, at.key
-                )
+                let channel = waiter.channel.as_deref().map(String::from_utf8_lossy);
+                let client = waiter.client;
+                format!("{} {}: {owner}, {client:?}, {channel:?}\n", at.db, at.key)
             })
         });
         lines.collect()
@@ -422,13 +404,9 @@ impl CoreSide {
         patience: Patience,
         sender: Sender,
     ) -> Result<Value, LockError> {
-        let client = match sender {
-            Sender::Client(client) | Sender::Transaction(client) => Some(client),
-            Sender::Script => None,
-        };
-        let session = match (asked.session, client) {
+        let session = match (asked.session, self.asker) {
             (false, _) => None,
-            (true, Some(client)) => Some(self.peers[client].id),
+            (true, Some(id)) => Some(id),
             (true, None) => return Err(Usage::NoSession.into()),
         };
         let hold = asked.hold.map(HoldNumber::new).transpose()?;
@@ -460,7 +438,7 @@ impl CoreSide {
                 })
             }
             Patience::Queue(Queue { ms, channel }) => Some(Wait {
-                client: client.map_or(NOT_CONNECTED, |client| self.peers[client].id),
+                client: self.asker.unwrap_or(NOT_CONNECTED),
                 until_ms: Some(now_ms + ms),
                 channel: Some(channel.as_bytes().into()),
             }),
@@ -596,7 +574,7 @@ impl World for CoreSide {
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
         let stored = self.keyspace.get(db_key(&key.into()));
         stored
-            .map_or(Ok(Lock::default()), |stored| read(stored))
+            .and_then(|stored| read(stored).ok())
             .unwrap_or_default()
     }
 }
@@ -604,10 +582,8 @@ impl World for CoreSide {
 // The road: read, step, apply, arm the timer, answer.
 impl CoreSide {
     fn look(&mut self, at: DbKey) -> Result<Lock, LockError> {
-        let lock = self
-            .keyspace
-            .get(at)
-            .map_or(Ok(Lock::default()), |stored| read(stored));
+        let stored = self.keyspace.get(at);
+        let lock = stored.map_or(Ok(Lock::default()), |stored| read(stored));
         self.hear_of_keys();
         lock
     }
@@ -682,18 +658,12 @@ impl CoreSide {
                     token,
                     end_ms,
                 } => {
-                    keyspace.remove(at);
-                    let fields = [
-                        (owner.as_bytes(), "1".to_owned()),
-                        (TOKEN_FIELD, token.get().to_string()),
-                    ];
-                    for (name, value) in fields {
-                        let name = String::from_utf8_lossy(name);
-                        keyspace.set_field(at, &name, value).unwrap();
-                    }
-                    if let Some(stored) = keyspace.get(at) {
-                        stored.expires_at_ms = Some(*end_ms);
-                    }
+                    let fields = [(owner.as_bytes(), 1), (TOKEN_FIELD, token.get())];
+                    let fields = fields.map(|(name, number)| {
+                        (String::from_utf8_lossy(name).into(), number.to_string())
+                    });
+                    let ends = end_ms - keyspace.now_ms;
+                    keyspace.overwrite(at, Content::Hash(fields.into()), Some(ends));
                 }
             }
         }

@@ -252,7 +252,7 @@ impl Keyspace {
         Expect::OK
     }
 
-    fn overwrite(&mut self, at: DbKey, content: Content, lease: Option<Lease>) {
+    pub fn overwrite(&mut self, at: DbKey, content: Content, lease: Option<Lease>) {
         self.get(at);
         let expires_at_ms = lease.map(|lease| self.now_ms + lease);
         let stored = Stored {

@@ -119,6 +119,23 @@ impl Cluster {
         self.nodes.iter().for_each(TestServer::assert_sound);
     }
 
+    /// A new replica of a node, which that node knows.
+    #[track_caller]
+    pub fn add_replica(primary: &TestServer, id: &str) -> TestServer {
+        let replica = Self::node();
+        let addrs = [&replica, primary].map(|node| node.addr().to_string());
+        let of_it = ["--cluster-slave", "--cluster-master-id", id];
+        let command = [&["add-node", &addrs[0], &addrs[1]], &of_it[..]].concat();
+        let (is_added, said) = cluster_command(&command);
+        assert!(is_added, "no replica: {said}");
+        replica.await_link().unwrap();
+        let relation = format!("slave {id}");
+        super::eventually("the primary knows the replica", || {
+            primary.client().bulk("CLUSTER NODES").contains(&relation)
+        });
+        replica
+    }
+
     /// Moves the lowest slots of one node to another, as an operator would.
     #[track_caller]
     pub fn reshard(&self, from: usize, to: usize, slots: usize) {

@@ -18,15 +18,25 @@
 //! until lock_sessions = 0               what the server does later
 //! settled                               it has done what it does by itself
 //! r stops                               another server, which `r goes on` ends
-//! x at r                                who connects there
+//! r.lock_places = 0                     a number of its `INFO`
+//! x at r                                who connects there, as `x@r` does from the beginning
+//! primary starts                        another server, that has to do with none
+//! sound                                 no server has crashed
+//! in step                               none has, and `r` has the same data
+//! crash                                 the server starts again on its data
+//! logged text                           the server has logged this, or does so later
+//! each 0..9: w# < T# ; w# closes        lines for each number, or each word
 //! ```
 //!
 //! Whoever is named connects when it is named first. In a command `$T` is a token, `$b` the id
 //! of a connection, `$r` the port of a server, and `LONG`, `BLOCKED` and `PLACED` are options
 //! that last. A new token has to be greater than all that were named before. A reply is shown
-//! as redis-cli does, but for `!CODE`, which begins an error, `1..9`, `..9` and `1..` for
-//! numbers, `token`, `closed`, and `_` for any. Where none is given, any will do that is no
-//! error.
+//! as redis-cli does, but for `!CODE`, which begins an error, `~text`, which is somewhere in it,
+//! `1..9`, `..9` and `1..` for numbers, `token`, `closed`, and `_` for any. Each of these may be
+//! in a list, which a map is shown as. `{state 'held' holders.0.holds 2}` tells some fields of
+//! it, of which one may be `nothing`. `:name` is this
+//! very reply from here on, `$name`, or `$name+9` if it is a number. Where none is given, any
+//! will do that is no error.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -34,7 +44,7 @@ use std::ops::Deref;
 
 use redis::Value;
 
-use super::{Client, TestServer, scene};
+use super::{Client, MovingSlot, TestServer, scene};
 use crate::{SOON, comes_true, pack};
 
 /// A scene on a server.
@@ -42,10 +52,11 @@ pub struct Play {
     /// The server.
     pub server: TestServer,
     /// Others, by their names.
-    pub others: BTreeMap<&'static str, TestServer>,
+    pub others: BTreeMap<String, TestServer>,
     observer: Client,
     actors: BTreeMap<String, Actor>,
     tokens: BTreeMap<String, i64>,
+    texts: BTreeMap<String, String>,
     /// The last lines, which a line that does not come true is shown with.
     played: VecDeque<String>,
 }
@@ -71,7 +82,7 @@ impl Actor {
 const SHOWN: usize = 40;
 
 /// Whether a line comes true, or what is there instead.
-type Seen = Result<(), String>;
+pub type Seen = Result<(), String>;
 
 impl Deref for Play {
     type Target = TestServer;
@@ -97,6 +108,7 @@ impl Play {
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
             tokens: BTreeMap::new(),
+            texts: BTreeMap::new(),
             played: VecDeque::new(),
         }
     }
@@ -131,17 +143,16 @@ impl Play {
     /// With a replica `r` that is in step.
     #[track_caller]
     pub fn with_replica(mut self) -> Self {
-        self.others.insert("r", self.server.replica(true));
+        self.others.insert("r".into(), self.server.replica(true));
         scene::await_replicas(&mut self.observer, 1);
         self
     }
 
-    /// All servers are sound, and the replica `r` has the same data.
+    /// All servers are sound.
     #[track_caller]
-    pub fn assert_in_step(&self) {
+    pub fn assert_all_sound(&self) {
         self.server.assert_sound();
         self.others.values().for_each(TestServer::assert_sound);
-        self.server.assert_same_data(&self.others["r"]);
     }
 
     /// The connection of this name.
@@ -150,23 +161,60 @@ impl Play {
         &mut self.actor(name).client
     }
 
+    /// On node 0 of a cluster with the nodes `n1` and `n2`, whose names are `$id0` to `$id2`.
+    /// The slot `$slot` of `$key` is to move from node 0 to node 1.
+    #[track_caller]
+    pub fn moving() -> Self {
+        let MovingSlot { cluster, slot, key } = MovingSlot::start();
+        let mut nodes = cluster.nodes.into_iter();
+        let mut play = Self::on(nodes.next().unwrap());
+        for (name, node) in ["n1", "n2"].into_iter().zip(nodes) {
+            play.others.insert(name.into(), node);
+        }
+        for (nth, id) in cluster.ids.into_iter().enumerate() {
+            play.name(&format!("id{nth}"), id);
+        }
+        play.name("slot", slot.to_string()).name("key", key);
+        play
+    }
+
+    /// Each of these commands ends in this error, and leaves all keys as they were.
+    #[track_caller]
+    pub fn refuses(&mut self, error: &str, commands: &[impl AsRef<str>]) -> &mut Self {
+        for command in commands {
+            self.run(&format!(
+                "o > DEBUG DIGEST -> :digest
+                o > {} -> !{error}
+                o > DEBUG DIGEST -> $digest",
+                command.as_ref()
+            ));
+        }
+        self
+    }
+
+    /// Gives a text a name.
+    pub fn name(&mut self, name: &str, text: impl Into<String>) -> &mut Self {
+        self.texts.insert(name.into(), text.into());
+        self
+    }
+
     /// A token that was named.
     pub fn token(&self, name: &str) -> i64 {
         self.tokens[name]
-    }
-
-    /// Starts the server again on its data after a crash. All connections are gone.
-    #[track_caller]
-    pub fn crash_and_restart(&mut self) {
-        self.actors.clear();
-        self.server.crash_and_restart();
-        self.observer = self.server.client();
     }
 
     /// Plays these lines.
     #[track_caller]
     pub fn run(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            if let Some(each) = line.strip_prefix("each ") {
+                let (whom, lines) = each.split_once(": ").unwrap();
+                let lines = lines.replace(" ; ", "\n");
+                for one in each_of(whom) {
+                    self.run(&lines.replace('#', &one));
+                }
+                continue;
+            }
             let mut seen = Ok(());
             let mut see = |line: &str| {
                 seen = self.line(line);
@@ -190,16 +238,33 @@ impl Play {
 
     #[track_caller]
     fn actor(&mut self, name: &str) -> &mut Actor {
-        let server = &self.server;
+        let (_, server) = name.split_once('@').unwrap_or_default();
+        let server = self.others.get(server).unwrap_or(&self.server);
         let actor = self.actors.entry(name.into());
         actor.or_insert_with(|| Actor::of(server))
     }
 
+    #[track_caller]
     fn line(&mut self, line: &str) -> Seen {
-        if line == "settled" {
-            scene::settle(&self.server);
-            return Ok(());
+        match line {
+            "settled" => scene::settle(&self.server),
+            "sound" => self.assert_all_sound(),
+            "in step" => {
+                self.assert_all_sound();
+                self.server.assert_same_data(&self.others["r"]);
+            }
+            "crash" => {
+                self.actors.clear();
+                self.server.crash_and_restart();
+                self.observer = self.server.client();
+            }
+            _ => return self.words(line),
         }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn words(&mut self, line: &str) -> Seen {
         let line = self.with_names(line);
         let [who, what, rest] = {
             let mut words = line.splitn(3, ' ');
@@ -229,6 +294,10 @@ impl Play {
                 self.actors.insert(who.into(), actor);
                 Ok(())
             }
+            "starts" => {
+                self.others.insert(who.into(), TestServer::start());
+                Ok(())
+            }
             "stops" | "goes" => {
                 let server = self.others.get(who).unwrap_or(&self.server);
                 match what {
@@ -250,8 +319,17 @@ impl Play {
                 Ok(())
             }
             "=" => {
-                let number = self.observer.info(who).to_string();
-                self.agrees(&number, rest)
+                let number = match who.split_once('.') {
+                    Some((server, field)) => self.others[server].info(field),
+                    None => self.observer.info(who),
+                };
+                self.agrees(&number.to_string(), rest)
+            }
+            _ if who == "logged" => {
+                let is_logged = comes_true(SOON, || {
+                    self.server.log().contains(&line["logged ".len()..])
+                });
+                is_logged.then_some(()).ok_or_else(|| self.server.log())
             }
             key if who == "queue" => {
                 let queue = scene::queue(&mut self.observer, key).join(" ");
@@ -270,19 +348,25 @@ impl Play {
     }
 
     /// The line with what its names stand for.
-    fn with_names(&self, line: &str) -> String {
+    pub fn with_names(&self, line: &str) -> String {
         let mut parts = line.split('$');
         let mut all = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
             let (name, rest) = part.split_at(end.unwrap_or(part.len()));
-            let token = self.tokens.get(name).copied();
-            let id = || self.actors.get(name).map(|actor| actor.id);
-            let port = || self.others.get(name).map(|server| server.port().into());
-            let number = token.or_else(id).or_else(port);
-            let number = number.unwrap_or_else(|| panic!("{line}: who is {name}?"));
-            all += &number.to_string();
-            all += rest;
+            let token = self.tokens.get(name).map(i64::to_string);
+            let id = || Some(self.actors.get(name)?.id.to_string());
+            let port = || Some(self.others.get(name)?.port().to_string());
+            let text = || self.texts.get(name).cloned();
+            let known = token.or_else(id).or_else(port).or_else(text);
+            let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
+            let more = rest.strip_prefix('+').and_then(|rest| {
+                let end = rest.find(|c: char| !c.is_ascii_digit());
+                let (more, rest) = rest.split_at(end.unwrap_or(rest.len()));
+                let sum = known.parse::<i64>().ok()? + more.parse::<i64>().ok()?;
+                Some(sum.to_string() + rest)
+            });
+            all += &more.unwrap_or_else(|| known + rest);
         }
         all.replace(" PLACED", " LONG QUEUE 600000 ch")
             .replace(" BLOCKED", " LONG BLOCK 0")
@@ -298,11 +382,11 @@ impl Play {
             self.actor(who).client.send("EXEC");
             let reply = self.actor(who).client.try_reply();
             let Some(Value::Array(parts)) = reply else {
-                return self.agrees(&shown(reply), replies.first().unwrap_or(&""));
+                return self.answers(reply, replies.first().unwrap_or(&""));
             };
             let mut replies = replies.iter().chain(std::iter::repeat(&""));
             let mut each = parts.into_iter().zip(&mut replies);
-            return each.try_for_each(|(part, reply)| self.agrees(&shown(Some(part)), reply));
+            return each.try_for_each(|(part, reply)| self.answers(Some(part), reply));
         }
         self.send(who, commands);
         let replies = replies.iter().chain(std::iter::repeat(&""));
@@ -341,7 +425,31 @@ impl Play {
 
     fn reply(&mut self, who: &str, expected: &str) -> Seen {
         let reply = self.actor(who).client.try_reply();
-        self.agrees(&shown(reply), expected)
+        self.answers(reply, expected)
+    }
+
+    /// Whether a reply is what is expected, which may be fields of it.
+    fn answers(&mut self, reply: Option<Value>, expected: &str) -> Seen {
+        let fields = expected
+            .strip_prefix('{')
+            .and_then(|it| it.strip_suffix('}'));
+        let Some(fields) = fields else {
+            return self.agrees(&shown(reply), expected);
+        };
+        let is_open = |list: &str| list.matches('[').count() > list.matches(']').count();
+        let mut words: Vec<String> = Vec::new();
+        for word in fields.split(' ') {
+            match words.last_mut().filter(|list| is_open(list)) {
+                Some(list) => *list += &format!(" {word}"),
+                None => words.push(word.into()),
+            }
+        }
+        words.chunks(2).try_for_each(|pair| {
+            let found = reply.as_ref().and_then(|reply| scene::at(reply, &pair[0]));
+            let found = found.map_or("nothing".into(), |found| scene::shown(found));
+            let is_so = self.agrees(&found, &pair[1]);
+            is_so.map_err(|is| format!("{} is {is}: {reply:?}", pair[0]))
+        })
     }
 
     fn heard(&mut self, who: &str, expected: &str) -> Seen {
@@ -362,14 +470,27 @@ impl Play {
         is_so.map_err(|_| format!("{told:?}"))
     }
 
-    /// Whether a reply is what is expected, which may name a token.
-    fn agrees(&mut self, shown: &str, expected: &str) -> Seen {
+    /// The same of a reply as it is shown.
+    #[expect(clippy::missing_errors_doc, reason = "what is there instead")]
+    pub fn agrees(&mut self, shown: &str, expected: &str) -> Seen {
+        let shape = |list: &str| list.replace(|c| !"[],".contains(c), "");
+        if expected.starts_with('[') && expected.len() > 2 && shape(shown) == shape(expected) {
+            let parts = |list: &str| list.split(", ").map(bare).collect::<Vec<_>>();
+            let mut pairs = parts(shown).into_iter().zip(parts(expected));
+            let all = pairs.try_for_each(|(part, expected)| self.agrees(&part, &expected));
+            return all.map_err(|_| shown.into());
+        }
         let number: Option<i64> = shown.parse().ok();
         let is_so = match expected {
             "" => !shown.starts_with('!') && shown != "closed",
             "_" => true,
             "token" => number.is_some_and(|number| number > 0),
             code if code.starts_with('!') => shown.starts_with(code),
+            part if part.starts_with('~') => shown.contains(&part[1..]),
+            name if name.starts_with(':') => {
+                self.texts.insert(name[1..].into(), shown.into());
+                true
+            }
             name if is_name(name) => match (self.tokens.get(name), number) {
                 (Some(token), _) => number == Some(*token),
                 (None, Some(number)) if self.tokens.values().all(|token| number > *token) => {
@@ -387,6 +508,26 @@ impl Play {
             text => shown == text,
         };
         is_so.then_some(()).ok_or_else(|| shown.into())
+    }
+}
+
+/// A part of a list that is shown.
+fn bare(part: &str) -> String {
+    part.trim_matches(['[', ']']).into()
+}
+
+/// The numbers of `0..9` or of `9..0`, or the words.
+fn each_of(whom: &str) -> Vec<String> {
+    let numbers = whom.split_once("..").map(|(first, last)| {
+        let [first, last]: [usize; 2] = [first, last].map(|number| number.parse().unwrap());
+        match first <= last {
+            true => (first..=last).collect(),
+            false => (last..=first).rev().collect::<Vec<_>>(),
+        }
+    });
+    match numbers {
+        Some(numbers) => numbers.iter().map(usize::to_string).collect(),
+        None => whom.split(' ').map(String::from).collect(),
     }
 }
 
@@ -408,20 +549,5 @@ fn words(command: &str) -> Vec<String> {
 }
 
 fn shown(reply: Option<Value>) -> String {
-    match reply {
-        None => "closed".into(),
-        Some(Value::Nil) => "null".into(),
-        Some(Value::Int(number)) => number.to_string(),
-        Some(Value::Okay) => "OK".into(),
-        Some(Value::SimpleString(text)) => text,
-        Some(Value::BulkString(text)) => format!("'{}'", String::from_utf8_lossy(&text)),
-        Some(Value::ServerError(error)) => {
-            format!("!{} {}", error.code(), error.details().unwrap_or_default())
-        }
-        Some(Value::Array(parts)) => {
-            let parts: Vec<String> = parts.into_iter().map(|part| shown(Some(part))).collect();
-            format!("[{}]", parts.join(", "))
-        }
-        Some(other) => format!("{other:?}"),
-    }
+    reply.map_or("closed".into(), |reply| scene::shown(&reply))
 }

@@ -8,6 +8,18 @@ use redis::Value;
 
 use super::{Client, TestServer, eventually, int, nil, status, text};
 
+/// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
+///
+/// [`Play::moving`]: super::Play::moving
+pub const BEGIN_MOVE: &str = "o@n1 > CLUSTER SETSLOT $slot IMPORTING $id0 -> OK
+    o > CLUSTER SETSLOT $slot MIGRATING $id1 -> OK";
+
+/// The key of the lock goes there.
+pub const MIGRATE_KEY: &str = "o > MIGRATE 127.0.0.1 $n1 $key 0 5000 -> OK";
+
+/// Node 1 serves the slot from now on.
+pub const END_MOVE: &str = "each o@n1 o o@n2: # > CLUSTER SETSLOT $slot NODE $id1 -> OK";
+
 /// Sends commands as one transaction, and returns their replies.
 #[track_caller]
 pub fn transaction(client: &mut Client, commands: &[&str]) -> Vec<Value> {
@@ -144,14 +156,41 @@ pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
     }
 }
 
-/// The value of a field in a flat list of names and values.
+/// The value of a field in a map, or in a flat list of names and values.
 #[track_caller]
 pub fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
-    let Value::Array(words) = map else {
-        panic!("{map:?} is no list of names and values");
-    };
-    words
-        .chunks(2)
-        .find(|pair| pair[0] == text(name))
-        .map_or_else(|| panic!("{map:?} has no {name}"), |pair| &pair[1])
+    at(map, name).unwrap_or_else(|| panic!("{map:?} has no {name}"))
+}
+
+/// What is there in a reply: `holders.0.owner` is a field of the first of the holders.
+pub fn at<'r>(reply: &'r Value, path: &str) -> Option<&'r Value> {
+    path.split('.').try_fold(reply, |reply, step| match reply {
+        Value::Map(pairs) => Some(&pairs.iter().find(|(name, _)| *name == text(step))?.1),
+        Value::Array(items) => match step.parse::<usize>() {
+            Ok(nth) => items.get(nth),
+            Err(_) => Some(&items.chunks(2).find(|pair| pair[0] == text(step))?[1]),
+        },
+        _ => None,
+    })
+}
+
+/// A reply, as redis-cli shows it on one line, but for an error.
+pub fn shown(reply: &Value) -> String {
+    let list = |parts: Vec<String>| format!("[{}]", parts.join(", "));
+    match reply {
+        Value::Nil => "null".into(),
+        Value::Int(number) => number.to_string(),
+        Value::Okay => "OK".into(),
+        Value::SimpleString(text) => text.clone(),
+        Value::BulkString(text) => format!("'{}'", String::from_utf8_lossy(text)),
+        Value::ServerError(error) => {
+            format!("!{} {}", error.code(), error.details().unwrap_or_default())
+        }
+        Value::Array(parts) => list(parts.iter().map(shown).collect()),
+        Value::Map(pairs) => {
+            let flat = pairs.iter().flat_map(|(name, value)| [name, value]);
+            list(flat.map(shown).collect())
+        }
+        other => format!("{other:?}"),
+    }
 }
