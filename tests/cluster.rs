@@ -148,7 +148,7 @@ fn a_reshard_by_redis_cli_redirects_the_waiters() {
     let mut line = Vec::new();
     for key in &keys {
         let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
-        held.push((key, fence, holder.hash(key)));
+        held.push((key, fence, holder.call(&format!("HGETALL {key}"))));
         let mut waiter = cluster.client(0);
         waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0"));
         line.push(waiter);
@@ -160,7 +160,7 @@ fn a_reshard_by_redis_cli_redirects_the_waiters() {
     }
     let mut there = cluster.client(1);
     for (key, fence, stored) in held {
-        assert_eq!(there.hash(key), stored);
+        assert_eq!(there.call(&format!("HGETALL {key}")), stored);
         assert_eq!(
             there.call(&format!("LOCK.ACQUIRE {key} holder {LONG}")),
             int(fence)

@@ -2,7 +2,7 @@
 //! then as the server would run it in a script.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, text};
+use redis_lock_testing::{Play, int, text};
 
 #[test]
 fn the_token_of_a_present_hold_lets_a_command_run_and_no_other_does() {
@@ -168,21 +168,15 @@ fn it_works_in_a_script_and_runs_none() {
         o > EVAL \"{guard} 'SET', KEYS[2], '2')\" 2 k x 5 -> !NOTHELD
         o > GET x -> '1'"
     ));
+    let guard = guard.replace("call", "pcall");
     for inner in [
-        "'EVAL', 'return 1', '0'",
-        "'EVALSHA', 'x', '0'",
-        "'FCALL', 'f', '0'",
+        "'EVAL','return 1','0'",
+        "'EVALSHA','x','0'",
+        "'FCALL','f','0'",
     ] {
-        let script = format!("{guard} {inner})").replace("call", "pcall");
-        let mut words = vec!["EVAL", &script, "1", "k"];
-        let token = play.token("H").to_string();
-        words.push(&token);
-        let words: Vec<&[u8]> = words.into_iter().map(str::as_bytes).collect();
-        let reply = format!("{:?}", play.client("o").words(&words));
-        assert!(
-            reply.contains("is not allowed on script mode"),
-            "{inner}: {reply}"
-        );
+        play.run(&format!(
+            "o > EVAL \"{guard} {inner})\" 1 k $H -> ~is not allowed on script mode"
+        ));
     }
     play.run("sound");
 }
@@ -237,9 +231,7 @@ fn a_user_needs_the_right_to_the_command_its_keys_and_channels() {
     // In a script, the rights of the one who called it count.
     play.run("h > GET mine:x -> '1' \n h > EXISTS other -> 0 \n h > ACL SETUSER writer +eval");
     let script = "return redis.call('LOCK.GUARD', KEYS[1], ARGV[1], 'GET', 'mine:x')";
-    let words = ["EVAL", script, "1", "k", &play.token("H").to_string()].map(str::to_owned);
-    let words = words.each_ref().map(|word| word.as_bytes());
-    play.client("writer").send_words(&words);
+    play.run(&format!("writer sends EVAL \"{script}\" 1 k $H"));
     let error = play.client("writer").reply_error();
     assert!(
         error.contains("NOPERM") || error.contains("permissions"),
@@ -454,23 +446,12 @@ fn a_checked_transaction_writes_while_the_lock_is_held() {
 
 #[test]
 fn a_checked_transaction_after_the_end_of_the_lease_writes_nothing() {
-    let server = TestServer::start();
-    let (mut client, mut other) = (server.client(), server.client());
-    let holds = |client: &mut Client, token: i64| {
-        client.call("WATCH k");
-        client.call("HGET k @fence") == text(token.to_string())
-    };
-    // On a slow machine the lease may be over at once.
-    loop {
-        let token = client.int("LOCK.ACQUIRE k a LEASE 200");
-        if holds(&mut client, token) {
-            break;
-        }
-        client.call("UNWATCH");
-    }
-    client.call("MULTI");
-    client.call("SET x 1");
-    eventually("the lease is over", || other.int("EXISTS k") == 0);
-    assert_eq!(client.call("EXEC"), Value::Nil);
-    assert_eq!(other.call("GET x"), Value::Nil);
+    Play::start().run(
+        "o > LOCK.ACQUIRE k a LEASE 3000 -> A
+        o > WATCH k
+        o > HGET k @fence -> '$A'
+        until other > EXISTS k -> 0
+        o >> SET x 1 -> null
+        other > GET x -> null",
+    );
 }

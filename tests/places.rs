@@ -326,18 +326,6 @@ fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
 }
 
 #[test]
-fn the_module_is_not_unloaded_while_there_are_places() {
-    let mut play = queued(&["a"]);
-    play.run(
-        "h > MODULE UNLOAD lock -> !ERR
-        h > LOCK.RELEASE k a -> null
-        ears heard a 0 0
-        until h > MODULE UNLOAD lock -> OK",
-    );
-    play.run("sound");
-}
-
-#[test]
 fn what_is_wrong_about_a_place_is_refused_and_nothing_changes() {
     let mut play = Play::held();
     for (words, error) in [

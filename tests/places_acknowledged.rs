@@ -1,7 +1,6 @@
 //! `lock.min-replicas` and places: a grant is told when it is acknowledged, if anybody
 //! hears it then.
 
-use redis_lock_testing::scene::await_role;
 use redis_lock_testing::{LONG, Play, int};
 
 /// `k` is held on a server whose replica `r` has to acknowledge, and these have places.
@@ -183,9 +182,7 @@ fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld
     assert_eq!(told.owner, "a");
     let is_either = told.result.parse::<i64>().is_ok() || told.result.starts_with("-UNBLOCKED ");
     assert!(is_either, "{told:?}");
-    await_role(&mut play.others["r"].client(), "master");
-    play.run("sound");
-    play.others["r"].assert_sound();
+    play.run("until o@r > INFO replication -> ~role:master \n sound");
 }
 
 #[test]

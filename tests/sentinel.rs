@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, text};
+use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, sentinel, text};
 
 /// How long a fail-over may take, the sentinels' discovery of the death included.
 const FAILOVER: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ impl World {
         let deadline = Instant::now() + FAILOVER;
         while Instant::now() < deadline {
             for sentinel in &self.sentinels {
-                if let Some(primary) = Sentinels::primary(*sentinel)
+                if let Some(primary) = sentinel::primary(*sentinel)
                     && let Some(mut client) = Client::try_connect(primary)
                 {
                     client.send("ROLE");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{LONG, Play, TestServer, eventually, int, nil, text, token};
+use redis_lock_testing::{Play, TestServer};
 
 /// Leases begin and end with a whole millisecond. Redis 7.4 and later may delete
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).
@@ -41,59 +41,37 @@ fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
 
 #[test]
 fn readers_with_different_leases_each_end_on_time() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    for reader in ["a", "b", "c"] {
-        client.int(&format!("LOCK.ACQUIRE k {reader} {LONG} SHARED"));
-    }
+    let mut play = shared(&["a", "b", "c"]);
     // Each of these fits in when one more reader has gone.
-    let mut waiters = Vec::new();
-    for (limit, owner) in [(3, "after a"), (2, "after c"), (1, "after b")] {
-        let mut waiter = server.client();
-        let (owner, limit) = (owner.as_bytes(), limit.to_string());
-        let limit = limit.as_bytes();
-        waiter.send_words(&[
-            b"LOCK.ACQUIRE",
-            b"k",
-            owner,
-            b"LEASE",
-            b"600000",
-            b"LIMIT",
-            limit,
-            b"BLOCK",
-            b"0",
-        ]);
-        waiters.push((waiter, owner));
-        server.await_blocked(i64::try_from(waiters.len()).unwrap());
-    }
+    play.run("each 3 2 1: w# > LOCK.ACQUIRE k w# BLOCKED LIMIT # -> ..");
     let start = Instant::now();
-    client.send_bytes(
-        b"LOCK.RENEW k a LEASE 100\r\nLOCK.RENEW k b LEASE 300\r\nLOCK.RENEW k c LEASE 200\r\n",
+    play.run(
+        "o > LOCK.RENEW k a LEASE 100 | LOCK.RENEW k b LEASE 300 | LOCK.RENEW k c LEASE 200 \
+         -> 1 | 1 | 1
+        o > PTTL k -> ..300",
     );
-    for _ in 0..3 {
-        assert_eq!(client.reply(), int(1));
-    }
-    let ttl = client.int("PTTL k");
-    assert!(ttl <= 300, "{ttl}: the key lives as long as the last");
-    for ((mut waiter, owner), lease_ms) in waiters.into_iter().zip([100, 200, 300]) {
-        token(&waiter.reply());
+    for (waiter, lease_ms) in [("w3", 100), ("w2", 200), ("w1", 300)] {
+        play.run(&format!("{waiter} < token"));
         let waited = start.elapsed();
         let in_time = waited >= Duration::from_millis(lease_ms) - WHOLE_MS;
         assert!(in_time, "{lease_ms} ms: in after {waited:?}");
-        assert_eq!(waiter.words(&[b"LOCK.RELEASE", b"k", owner]), int(1));
+        play.run(&format!("o > LOCK.RELEASE k {waiter} -> 1"));
     }
 }
 
 #[test]
 fn a_reader_that_asks_to_write_is_refused_at_once_and_keeps_reading() {
     let mut play = Play::start();
-    play.run("o > LOCK.ACQUIRE k r SHARED -> R \n o > LOCK.ACQUIRE k p LIMIT 4 -> P");
-    let before = play.client("o").hash("k");
-    for request in ["r", "r BLOCK 0", "r LIMIT 1000", "p LIMIT 3"] {
-        play.run(&format!("o > LOCK.ACQUIRE k {request} -> !UPGRADE"));
-    }
-    assert_eq!(play.client("o").hash("k"), before);
-    play.run("o > LOCK.ACQUIRE k p SHARED -> P");
+    play.run(
+        "o > LOCK.ACQUIRE k r SHARED -> R
+        o > LOCK.ACQUIRE k p LIMIT 4 -> P",
+    );
+    let requests = ["r", "r BLOCK 0", "r LIMIT 1000", "p LIMIT 3"];
+    play.refuses(
+        "UPGRADE",
+        &requests.map(|request| format!("LOCK.ACQUIRE k {request}")),
+    )
+    .run("o > LOCK.ACQUIRE k p SHARED -> P");
 }
 
 #[test]
@@ -145,51 +123,39 @@ fn foreign_commands_on_a_shared_lock_let_waiters_in_and_strangers_never() {
 
 #[test]
 fn the_replica_and_the_aof_hold_the_same_permits() {
-    let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let replica = server.replica(false);
-    let mut client = server.client();
-    for n in 0..5 {
-        client.int(&format!("LOCK.ACQUIRE k r{n} {LONG} SHARED"));
-    }
-    let mut waiter = server.client();
-    waiter.send_and_block(
-        &mut client,
-        &format!("LOCK.ACQUIRE k w {LONG} LIMIT 3 BLOCK 0"),
-    );
-    client.call("LOCK.RENEW k r3 LEASE 700000");
-    client.call("LOCK.ACQUIRE k r4 SHARED");
-    for n in 0..3 {
-        assert_eq!(client.call(&format!("LOCK.RELEASE k r{n}")), int(1));
-    }
-    let token = token(&waiter.reply());
-    server.assert_same_data(&replica);
-    let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
-    drop(replica);
-    server.crash_and_restart();
-    let mut client = server.client();
-    assert_eq!(client.hash("k"), stored);
-    assert_eq!(client.int("PEXPIRETIME k"), end);
-    assert_eq!(client.call("LOCK.ACQUIRE k w LIMIT 3 HOLD 1"), int(token));
-    assert_eq!(client.call("LOCK.ACQUIRE k another SHARED"), nil());
+    let options = ["--appendonly", "yes", "--appendfsync", "always"];
+    Play::on(TestServer::start_with(&options))
+        .with_replica()
+        .run(
+            "each 0..4: o > LOCK.ACQUIRE k r# LONG SHARED
+        w > LOCK.ACQUIRE k w BLOCKED LIMIT 3 -> ..
+        o > LOCK.RENEW k r3 LEASE 700000 -> 1
+        o > LOCK.ACQUIRE k r4 SHARED -> token
+        each 0..2: o > LOCK.RELEASE k r# -> 1
+        w < W
+        in step
+        o > PEXPIRETIME k -> :end
+        o > DEBUG DIGEST -> :digest
+        crash
+        o > PEXPIRETIME k -> $end
+        o > DEBUG DIGEST -> $digest
+        o > LOCK.ACQUIRE k w LIMIT 3 HOLD 1 -> W
+        o > LOCK.ACQUIRE k another SHARED -> null",
+        );
 }
 
+/// The lease that is kept up is shorter than the one that it has.
 #[test]
 fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
     for mode in ["SHARED", "LIMIT 3"] {
-        let server = TestServer::start();
-        let (mut session, mut client) = (server.client(), server.client());
-        let token = session.int(&format!("LOCK.ACQUIRE k a LEASE 60000 {mode}"));
-        // The lease that is kept up is shorter than the one that it has.
-        let bound = format!("LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION");
-        assert_eq!(session.int(&bound), token);
-        assert_eq!(client.int("PEXPIRE k 2500"), 1);
-        let end = client.int("PEXPIRETIME k");
-        eventually("the renewal keeps the key", || {
-            let now = client.int("PEXPIRETIME k");
-            assert!(now > 0, "{mode}: the lock is gone");
-            now > end
-        });
-        assert_eq!(client.call("HGET k @fence"), text(token.to_string()));
+        Play::start().run(&format!(
+            "s > LOCK.ACQUIRE k a LEASE 60000 {mode} -> A
+            s > LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION -> A
+            o > PEXPIRE k 2500 -> 1
+            o > PEXPIRETIME k -> :end
+            until o > PEXPIRETIME k -> $end+1..
+            o > HGET k @fence -> '$A'"
+        ));
     }
 }
 

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use redis_lock_testing::scene::{await_replicas, await_role};
-use redis_lock_testing::{Client, LONG, TestServer, int, module, status, text, token};
+use redis_lock_testing::scene::await_replicas;
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, module, status, text, token};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
@@ -81,8 +81,10 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
     assert_eq!(told.owner, "place");
     assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
     assert_eq!(session.try_reply(), None);
-    await_role(&mut new.client(), "master");
-    await_role(&mut old.client(), "slave");
+    for (server, role) in [(&new, "role:master"), (&old, "role:slave")] {
+        let mut client = server.client();
+        eventually(role, || client.bulk("INFO replication").contains(role));
+    }
 
     // Holds are what they were, and who asks again waits on.
     let mut holder = new.client();

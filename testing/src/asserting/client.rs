@@ -216,11 +216,6 @@ impl Client {
         self.connection.info(field).expect("a number")
     }
 
-    /// A number from `INFO`, if the server answers and has it.
-    pub fn try_info(&mut self, field: &str) -> Option<i64> {
-        self.connection.info(field).ok()
-    }
-
     /// The server's memory, once what it frees in the background is freed.
     #[track_caller]
     pub fn used_memory(&mut self) -> i64 {
@@ -247,24 +242,6 @@ impl Client {
             now = self.used_memory();
             now <= before + 128 * 1024
         });
-    }
-
-    /// The fields of a hash, sorted.
-    #[track_caller]
-    pub fn hash(&mut self, key: &str) -> Vec<(String, String)> {
-        let Value::Array(flat) = self.call(&format!("HGETALL {key}")) else {
-            panic!("HGETALL did not answer a list");
-        };
-        let mut words = flat.into_iter().map(|word| match word {
-            Value::BulkString(word) => String::from_utf8_lossy(&word).into_owned(),
-            other => panic!("{other:?} is not text"),
-        });
-        let mut fields = Vec::new();
-        while let (Some(name), Some(value)) = (words.next(), words.next()) {
-            fields.push((name, value));
-        }
-        fields.sort();
-        fields
     }
 
     /// Sends a command that must block, and waits until one client more is

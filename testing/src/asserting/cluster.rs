@@ -141,15 +141,9 @@ impl Cluster {
     pub fn reshard(&self, from: usize, to: usize, slots: usize) {
         let (node, slots) = (self.nodes[0].addr().to_string(), slots.to_string());
         let (from, to) = (self.ids[from].as_str(), self.ids[to].as_str());
-        let which = [
-            "--cluster-from",
-            from,
-            "--cluster-to",
-            to,
-            "--cluster-slots",
-            &slots,
-        ];
-        let (is_moved, said) = cluster_command(&[&["reshard", &node][..], &which].concat());
+        let ways = ["--cluster-from", from, "--cluster-to", to];
+        let command = [&["reshard", &node, "--cluster-slots", &slots][..], &ways].concat();
+        let (is_moved, said) = cluster_command(&command);
         assert!(is_moved, "no reshard: {said}");
     }
 }
@@ -176,20 +170,16 @@ impl MovingSlot {
         }
     }
 
-    /// How node 0 sends clients away once the slot has moved.
-    pub fn moved(&self) -> String {
-        format!("MOVED {} {}", self.slot, self.cluster.nodes[1].addr())
-    }
-
     /// How many keys of the slot a node has.
     #[track_caller]
     pub fn keys_on(&self, node: usize) -> i64 {
         let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
         self.cluster.client(node).int(&count)
     }
+
     /// Tells a node of the slot's state, as `CLUSTER SETSLOT` has it.
     #[track_caller]
-    pub fn set(&self, node: usize, state: &str) {
+    fn set(&self, node: usize, state: &str) {
         let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
         assert_eq!(self.cluster.client(node).call(&command), status("OK"));
     }

@@ -11,6 +11,7 @@
 //! ears heard b !SUPERSEDED              whose place ended, and how; `b U 2000` with a lease
 //! ears heard nothing
 //! b closes                              the server knows, too; or just `b drops`
+//! $n gone                               a connection that had this id
 //! a sends DEL k | PING                  and reads no reply yet
 //! queue k = b c                         who waits, in order, or `nobody`
 //! bound k = b                           to whose connection the first hold is, or `nobody`
@@ -23,7 +24,7 @@
 //! primary starts                        another server, that has to do with none
 //! sound                                 no server has crashed
 //! in step                               none has, and `r` has the same data
-//! crash                                 the server starts again on its data
+//! crash for 9                           the server starts again on its data after so many ms
 //! logged text                           the server has logged this, or does so later
 //! each 0..9: w# < T# ; w# closes        lines for each number, or each word
 //! ```
@@ -41,6 +42,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::time::Duration;
 
 use redis::Value;
 
@@ -253,9 +255,15 @@ impl Play {
                 self.assert_all_sound();
                 self.server.assert_same_data(&self.others["r"]);
             }
-            "crash" => {
+            _ if line.starts_with("crash") => {
                 self.actors.clear();
-                self.server.crash_and_restart();
+                self.server.crash();
+                // It is the passing of time that is meant.
+                let ms = line
+                    .strip_prefix("crash for ")
+                    .map_or(0, |ms| ms.parse().unwrap());
+                std::thread::sleep(Duration::from_millis(ms));
+                self.server.restart();
                 self.observer = self.server.client();
             }
             _ => return self.words(line),
@@ -308,6 +316,10 @@ impl Play {
             }
             "sends" => {
                 self.send(who, &rest.split(" | ").collect::<Vec<_>>());
+                Ok(())
+            }
+            "gone" => {
+                scene::await_gone(&mut self.observer, who.parse().unwrap());
                 Ok(())
             }
             "drops" => self.actors.remove(who).map(drop).ok_or("nobody".into()),

@@ -20,19 +20,6 @@ pub const MIGRATE_KEY: &str = "o > MIGRATE 127.0.0.1 $n1 $key 0 5000 -> OK";
 /// Node 1 serves the slot from now on.
 pub const END_MOVE: &str = "each o@n1 o o@n2: # > CLUSTER SETSLOT $slot NODE $id1 -> OK";
 
-/// Sends commands as one transaction, and returns their replies.
-#[track_caller]
-pub fn transaction(client: &mut Client, commands: &[&str]) -> Vec<Value> {
-    assert_eq!(client.call("MULTI"), status("OK"));
-    for command in commands {
-        assert_eq!(client.call(command), status("QUEUED"), "{command}");
-    }
-    match client.call("EXEC") {
-        Value::Array(replies) => replies,
-        other => panic!("{commands:?}: {other:?}"),
-    }
-}
-
 /// Waits until the server has no connection of this id any more.
 #[track_caller]
 pub fn await_gone(observer: &mut Client, id: i64) {
@@ -52,14 +39,6 @@ pub fn settle(server: &TestServer) {
     drop(gone);
     eventually("a session is over", || {
         client.call("EXISTS settled") == int(0)
-    });
-}
-
-/// Waits until this many wait for a lock.
-#[track_caller]
-pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
-    eventually(&format!("{count} wait for {key}"), || {
-        waiting(observer, key) == count
     });
 }
 
@@ -93,34 +72,11 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
     observer.call("DEL new");
 }
 
-/// Waits until the server is a `master`, or a `slave`.
-#[track_caller]
-pub fn await_role(client: &mut Client, role: &str) {
-    let role = format!("role:{role}");
-    eventually(&role, || client.bulk("INFO replication").contains(&role));
-}
-
 /// `CONFIG SET lock.<setting>`
 #[track_caller]
 pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
     assert_eq!(set, status("OK"));
-}
-
-/// How many wait for a lock.
-#[track_caller]
-pub fn waiting(observer: &mut Client, key: &str) -> i64 {
-    let info = observer.call(&format!("LOCK.INFO {key}"));
-    match field(&info, "waiting") {
-        Value::Int(count) => *count,
-        other => panic!("{other:?} is no number"),
-    }
-}
-
-/// The names of those who hold a lock, as `LOCK.INFO` or `LOCK.LIST` shows it.
-#[track_caller]
-pub fn holders(shown: &Value) -> Vec<String> {
-    names(field(shown, "holders"))
 }
 
 /// The owners in a list, of which each is a name or a map.
