@@ -1,8 +1,8 @@
 //! `lock.min-replicas`: nothing is told before this many replicas have acknowledged it.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Client, LONG, Play, TestServer, eventually, token};
+use redis_lock_testing::scene::await_replicas;
+use redis_lock_testing::{Client, Play, TestServer, eventually};
 
 /// Nothing is left, and nobody crashed.
 #[track_caller]
@@ -178,11 +178,11 @@ fn what_is_handed_to_a_waiter_is_withheld_longer_than_it_would_wait() {
 fn writes_that_are_paused_bring_nobody_down_and_all_is_told_after() {
     let mut play = Play::acknowledged();
     // One turn reads both, so that the pause comes before the replica is asked.
-    play.run("o > PING -> PONG \n a > PING -> PONG \n sleeper > PING -> PONG");
-    play.client("sleeper").send("DEBUG SLEEP 0.1");
-    play.client("a").send(&format!("LOCK.ACQUIRE k a {LONG}"));
     play.run(
-        "o > CLIENT PAUSE 1500 WRITE -> OK
+        "each o a sleeper: # > PING -> PONG
+        sleeper sends DEBUG SLEEP 0.1
+        a sends LOCK.ACQUIRE k a LONG
+        o > CLIENT PAUSE 1500 WRITE -> OK
         sleeper < OK
         a < A
         r stops
@@ -287,26 +287,29 @@ fn a_session_that_ends_while_its_owner_asks_elsewhere_is_over_if_that_is_not_tol
 fn a_grant_behind_the_leases_of_a_crowd_of_sessions_is_told_when_it_is_acknowledged() {
     const CROWD: usize = 4000;
     let mut play = Play::acknowledged();
-    play.run("o > CONFIG SET lock.replicas-timeout 2000 \n o > CONFIG SET lock.min-replicas 0");
-    let acquires = (0..CROWD).map(|nth| format!("LOCK.ACQUIRE k{nth} a LEASE 12000 SESSION\r\n"));
-    let acquires: String = acquires.collect();
-    play.client("a").send_bytes(acquires.as_bytes());
-    for _ in 0..CROWD {
-        token(&play.client("a").reply());
-    }
-    let observer = play.client("o");
-    configure(observer, "min-replicas", 1);
-    await_all_acknowledged(observer);
-    let ends = ["k0", &format!("k{}", CROWD - 1)].map(|key| format!("PEXPIRETIME {key}"));
-    let before = ends.each_ref().map(|end| observer.int(end));
-    play.run("r stops");
-    eventually("all are renewed", || {
-        let now = ends.each_ref().map(|end| play.client("o").int(end));
-        now[0] > before[0] && now[1] > before[1]
-    });
-    // From now on the server has nothing else to do.
-    play.client("a").send(&format!("LOCK.ACQUIRE l a {LONG}"));
-    play.run("r goes on \n a < token");
+    let all: Vec<String> = (1..=CROWD)
+        .map(|nth| format!("LOCK.ACQUIRE k{nth} a LEASE 12000 SESSION"))
+        .collect();
+    play.run(&format!(
+        "o > CONFIG SET lock.replicas-timeout 2000
+        o > CONFIG SET lock.min-replicas 0
+        a sends {}
+        each 1..{CROWD}: a < token
+        o > CONFIG SET lock.min-replicas 1",
+        all.join(" | ")
+    ));
+    await_all_acknowledged(play.client("o"));
+    // All are renewed. From then on the server has nothing else to do.
+    play.run(&format!(
+        "o > PEXPIRETIME k1 -> :first
+        o > PEXPIRETIME k{CROWD} -> :last
+        r stops
+        until o > PEXPIRETIME k1 -> $first+1..
+        until o > PEXPIRETIME k{CROWD} -> $last+1..
+        a sends LOCK.ACQUIRE l a LONG
+        r goes on
+        a < token"
+    ));
 }
 
 #[test]
@@ -366,6 +369,18 @@ fn a_hold_that_is_over_by_then_is_not_told() {
             o > EXISTS k -> 0..1"
         ));
     }
+}
+
+#[test]
+fn all_is_told_when_no_replica_is_needed_any_more() {
+    check(
+        "r stops
+        a > LOCK.ACQUIRE k a LONG -> ..
+        o > CONFIG SET lock.min-replicas 0
+        a < A
+        o > LOCK.ACQUIRE l a -> token
+        r goes on",
+    );
 }
 
 #[test]

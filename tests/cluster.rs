@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
-use redis_lock_testing::{Client, Cluster, LONG, Play, eventually, int, slot, tag, token};
+use redis_lock_testing::{Client, Cluster, Play, eventually, int, redis_cli, slot, tag, token};
 
 /// `h` holds the lock of a slot on node 0, and `w0` and `w1` wait for it.
 fn lined_up() -> Play {
@@ -139,37 +139,27 @@ fn a_release_while_the_slot_moves_hands_on_where_the_key_is() {
 
 #[test]
 fn a_reshard_by_redis_cli_redirects_the_waiters() {
-    let cluster = Cluster::start();
-    let keys: Vec<String> = (0..5)
-        .map(|n| format!("lock:{{{}}}", tag(|slot| slot < 30, n)))
-        .collect();
-    let mut holder = cluster.client(0);
-    let mut held = Vec::new();
-    let mut line = Vec::new();
-    for key in &keys {
-        let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
-        held.push((key, fence, holder.call(&format!("HGETALL {key}"))));
-        let mut waiter = cluster.client(0);
-        waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0"));
-        line.push(waiter);
+    let mut play = Play::moving();
+    for n in 0..5 {
+        let tag = tag(|slot| slot < 30, n);
+        play.name(&format!("k{n}"), format!("lock:{{{tag}}}"));
     }
-    cluster.nodes[0].await_blocked(5);
-    cluster.reshard(0, 1, 30);
-    for waiter in &mut line {
-        assert!(waiter.reply_error().starts_with("MOVED "));
-    }
-    let mut there = cluster.client(1);
-    for (key, fence, stored) in held {
-        assert_eq!(there.call(&format!("HGETALL {key}")), stored);
-        assert_eq!(
-            there.call(&format!("LOCK.ACQUIRE {key} holder {LONG}")),
-            int(fence)
-        );
-        let error = holder.error(&format!("LOCK.ACQUIRE {key} holder"));
-        assert!(error.starts_with("MOVED "), "{error}");
-    }
-    assert_eq!(holder.call("DBSIZE"), int(0));
-    cluster.assert_sound();
+    play.run(
+        "each 0..4: h > LOCK.ACQUIRE $k# h LONG -> T# ; h > HGETALL $k# -> :stored#
+        each 0..4: w# > LOCK.ACQUIRE $k# w BLOCKED -> ..",
+    );
+    let node = play.addr().to_string();
+    let command = play.with_names("--cluster-from $id0 --cluster-to $id1 --cluster-slots 30");
+    let options: Vec<&str> = command.split(' ').collect();
+    let reshard = ["--cluster", "reshard", &node, "--cluster-yes"];
+    let (is_moved, said) = redis_cli(&[&reshard, &options[..]].concat()).unwrap();
+    assert!(is_moved, "{said}");
+    play.run(
+        "each 0..4: w# < !MOVED ; h > LOCK.ACQUIRE $k# h -> !MOVED
+        each 0..4: o@n1 > HGETALL $k# -> $stored# ; o@n1 > LOCK.ACQUIRE $k# h LONG -> T#
+        h > DBSIZE -> 0
+        sound",
+    );
 }
 
 #[test]
@@ -232,37 +222,35 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
 /// one's; the last one would close the ring, of two or of four. The one that gives way helps the others.
 #[test]
 fn a_deadlock_of_two_across_slots_is_refused() {
-    for keys in [&["foo", "bar"][..], &["foo", "bar", "baz", "qux"]] {
-        let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
-        assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
+    let ring = ["foo", "bar", "baz", "qux"];
+    assert!(ring.windows(2).all(|pair| slot(pair[0]) != slot(pair[1])));
+    for keys in [&ring[..2], &ring] {
         let mut play = Play::on(Cluster::of_one_node());
-        for key in keys {
-            play.run(&format!("o > LOCK.ACQUIRE {key} of_{key} LONG -> token"));
-        }
+        let all = keys.join(" ");
+        play.run(&format!(
+            "each {all}: o > LOCK.ACQUIRE # of_# LONG -> token"
+        ));
         for pair in keys.windows(2) {
-            let [own, next] = pair else { unreachable!() };
+            let [own, next] = [pair[0], pair[1]];
             play.run(&format!(
                 "{own} > LOCK.ACQUIRE {next} of_{own} BLOCKED -> .."
             ));
         }
-        let (first, last) = (keys[0], keys[keys.len() - 1]);
-        let ask = format!("LOCK.ACQUIRE {first} of_{last} {LONG} BLOCK 5000");
-        let error = play.client("o").error(&ask);
-        assert!(error.starts_with("DEADLOCK "), "{error}");
-        for key in keys {
-            assert!(error.contains(&format!("'{key}'")), "{error}");
-        }
-        let before = keys[keys.len() - 2];
+        let (waiting, last) = (keys.len() - 1, keys[keys.len() - 1]);
+        let ask = format!("LOCK.ACQUIRE foo of_{last} LONG BLOCK 5000");
         play.run(&format!(
-            "lock_releases_deleted = 0
+            "o > {ask} -> !DEADLOCK
+            each {all}: o > {ask} -> ~'#'
+            lock_releases_deleted = 0
             lock_releases_expired = 0
-            lock_deadlocks_refused = 1
-            blocked_clients = {}
+            lock_deadlocks_refused = {}
+            blocked_clients = {waiting}
             o > LOCK.RELEASE {last} of_{last} -> 1
-            {before} < token",
-            keys.len() - 1
+            {} < token
+            sound",
+            1 + keys.len(),
+            keys[waiting - 1]
         ));
-        play.run("sound");
     }
 }
 

@@ -115,19 +115,9 @@ const RUN_BY: [(&str, &str, &str, &str); 53] = [
     ("lockctl/README.md", "text", "lockctl top ", JAM),
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl doctor", "a list"),
-    (
-        "packages/go/README.md",
-        "sh",
-        "go mod edit",
-        "packages/go/test",
-    ),
+    ("packages/go/README.md", "sh", "go mod edit", GO_TEST),
     ("packages/go/README.md", "go", "", GO),
-    (
-        "packages/node/README.md",
-        "sh",
-        "npm install",
-        "packages/node/test",
-    ),
+    ("packages/node/README.md", "sh", "npm install", NODE_TEST),
     ("packages/node/README.md", "js", "", NODE),
     ("packages/java/README.md", "java", "", JAVA),
     ("packages/java/README.md", "xml", "", "packages/java/test"),
@@ -135,7 +125,7 @@ const RUN_BY: [(&str, &str, &str, &str); 53] = [
         "packages/python/README.md",
         "sh",
         "pip install",
-        "packages/python/test",
+        PYTHON_TEST,
     ),
     ("packages/python/README.md", "python", "", PYTHON),
     ("redlock/README.md", "rust,no_run", "", "redlock/src/lib.rs"),
@@ -150,6 +140,9 @@ const NODE: &str = "packages/node/tests/documented.test.mts";
 const GO: &str = "packages/go/example_test.go";
 const JAVA: &str = "packages/java/tests/src/test/java/redisnativelock/DocumentedTest.java";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
+const GO_TEST: &str = "packages/go/test";
+const NODE_TEST: &str = "packages/node/test";
+const PYTHON_TEST: &str = "packages/python/test";
 const PACKAGES: &str = "scripts/test-dist";
 
 #[test]

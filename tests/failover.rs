@@ -299,39 +299,6 @@ fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
     play.run("sound");
 }
 
-/// Of the two databases each has a lock that the other has not, and one of a common name.
-#[test]
-fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there() {
-    let mut play = Play::start();
-    play.run("ears hears ch");
-    for db in [0, 1] {
-        play.run(&format!(
-            "h{db} > SELECT {db}
-            w{db} > SELECT {db}
-            x{db} > SELECT {db}
-            h{db} > LOCK.ACQUIRE k h LONG -> token
-            h{db} > LOCK.ACQUIRE only{db} h LONG -> token
-            w{db} > LOCK.ACQUIRE only{db} w{db} BLOCKED -> ..
-            x{db} > LOCK.ACQUIRE k x{db} BLOCKED -> ..
-            ears > SELECT {db}
-            ears > LOCK.ACQUIRE only{db} p{db} PLACED -> 0"
-        ));
-    }
-    play.run("h0 > SWAPDB 0 1 -> OK");
-    for db in [0, 1] {
-        play.run(&format!(
-            "w{db} < token
-            h{db} > HGET only{db} w{db} -> '1'
-            h{db} > LOCK.RELEASE only{db} w{db} -> 1
-            ears heard p{db} token
-            h{db} > HGET only{db} p{db} -> '1'
-            h{db} > LOCK.RELEASE k h -> 1
-            x{db} < token
-            h{db} > HGET k x{db} -> '1'"
-        ));
-    }
-}
-
 /// What somebody waits for, and what is kept up.
 #[test]
 fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {

@@ -177,28 +177,23 @@ fn evicted_by_any_policy_that_may() {
 #[test]
 fn what_makes_the_key_no_lock_tells_those_who_wait() {
     for commands in [
-        &["SET k v"][..],
-        &["SETEX k 100 v"],
-        &["PSETEX k 100000 v"],
-        &["MSET other v k v"],
-        &["SET string v", "BITOP NOT k string"],
-        &["SET string v", "COPY string k REPLACE"],
-        &["SET string v", "RENAME string k"],
-        &["SADD set m", "SUNIONSTORE k set"],
-        &["RPUSH list 1", "SORT list STORE k"],
-        &["ZADD zset 1 m", "ZUNIONSTORE k 1 zset"],
-        &["ZADD zset 1 m", "ZRANGESTORE k zset 0 1"],
-        &[
-            "GEOADD g 1 1 m",
-            "GEOSEARCHSTORE k g FROMMEMBER m BYRADIUS 1 m",
-        ],
-        &["MULTI", "SET k v", "EXEC"],
-        &["EVAL \"return redis.call('set', 'k', 'v')\" 0"],
+        "SET k v",
+        "SETEX k 100 v",
+        "PSETEX k 100000 v",
+        "MSET other v k v",
+        "SET string v | BITOP NOT k string",
+        "SET string v | COPY string k REPLACE",
+        "SET string v | RENAME string k",
+        "SADD set m | SUNIONSTORE k set",
+        "RPUSH list 1 | SORT list STORE k",
+        "ZADD zset 1 m | ZUNIONSTORE k 1 zset",
+        "ZADD zset 1 m | ZRANGESTORE k zset 0 1",
+        "GEOADD g 1 1 m | GEOSEARCHSTORE k g FROMMEMBER m BYRADIUS 1 m",
+        "MULTI | SET k v | EXEC",
+        "EVAL \"return redis.call('set', 'k', 'v')\" 0",
     ] {
         let mut play = lined_up_with_regular_looks();
-        for command in commands {
-            play.run(&format!("o > {command}"));
-        }
+        play.run(&format!("o > {commands}"));
         // And so it is for who waits next.
         play.run(
             "w < !WRONGTYPE

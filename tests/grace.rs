@@ -74,41 +74,30 @@ fn in_the_grace_period_holds_are_renewed_released_and_broken() {
 /// Locks that come free by different ends, each with two who wait.
 #[test]
 fn nothing_is_handed_on_before_the_end_and_then_all_in_order() {
-    let keys = ["released", "broken", "deleted", "renamed", "ended", "held"];
+    let keys = "released broken deleted renamed ended held";
     let mut play = in_grace();
-    for key in keys {
-        play.run(&store(key)).run(&format!(
-            "{key}1 > LOCK.ACQUIRE {key} first BLOCKED -> ..
-            {key}2 > LOCK.ACQUIRE {key} second BLOCKED -> .."
-        ));
+    for key in keys.split(' ') {
+        play.run(&store(key));
     }
-    play.run(
-        "o > LOCK.RELEASE released h -> 1
+    play.run(&format!(
+        "each {keys}: #1 > LOCK.ACQUIRE # first BLOCKED -> .. ; #2 > LOCK.ACQUIRE # second BLOCKED -> ..
+        o > LOCK.RELEASE released h -> 1
         o > LOCK.BREAK broken -> 1
         o > DEL deleted -> 1
         o > RENAME renamed away -> OK
         o > LOCK.RENEW ended h LEASE 1 -> 1
-        until o > EXISTS ended -> 0",
-    );
-    // It is the absence of an event that is observed.
-    std::thread::sleep(Duration::from_millis(300));
-    for key in keys {
-        play.run(&format!("queue {key} = first second"));
-    }
-    // Nobody passes those who wait.
-    play.run(END)
-        .run("o > LOCK.ACQUIRE deleted newcomer -> null");
-    for key in keys {
-        if key == "held" {
-            play.run("o > LOCK.RELEASE held h -> 1");
-        }
-        play.run(&format!(
-            "{key}1 < token
-            o > LOCK.RELEASE {key} first -> 1
-            {key}2 < token"
-        ));
-    }
-    play.run("sound");
+        until o > EXISTS ended -> 0"
+    ));
+    // It is the absence of an event that is observed. Nobody passes those who wait.
+    play.run(&format!(
+        "300 ms pass
+        each {keys}: queue # = first second
+        {END}
+        o > LOCK.ACQUIRE deleted newcomer -> null
+        o > LOCK.RELEASE held h -> 1
+        each {keys}: #1 < token ; o > LOCK.RELEASE # first -> 1 ; #2 < token
+        sound"
+    ));
 }
 
 #[test]
@@ -128,18 +117,6 @@ fn who_has_a_place_is_served_in_order_when_it_ends_and_forgotten_by_a_restart() 
     );
     play.run("crash");
     play.run("lock_places = 0");
-}
-
-#[test]
-fn an_owner_that_asks_again_behind_others_is_no_deadlock() {
-    in_grace().run(&store("k")).run(&format!(
-        "a > LOCK.ACQUIRE k a BLOCKED -> ..
-        again > LOCK.ACQUIRE k h BLOCKED HOLD 1 -> ..
-        {END}
-        again < 7
-        o > LOCK.RELEASE k h -> 1
-        a < token"
-    ));
 }
 
 #[test]

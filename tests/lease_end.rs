@@ -98,11 +98,3 @@ fn a_renewal_keeps_the_waiter_waiting_a_shorter_one_less_long() {
         b < token",
     );
 }
-
-#[test]
-fn waiters_that_never_release_come_in_order() {
-    let mut play = Play::held();
-    play.run("each 0..7: w# > LOCK.ACQUIRE k w# LEASE 100 BLOCK 0 -> ..");
-    play.run("h > LOCK.RENEW k h LEASE 100 -> 1");
-    play.run("each 0..7: w# < T#");
-}

@@ -1,7 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, status};
+use redis_lock_testing::{Client, Play, TestServer, eventually, int};
 
 /// `h` holds `k`, and `a` waits for it with these options, then `next`.
 #[track_caller]
@@ -101,32 +101,27 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_m
 
 #[test]
 fn one_whose_socket_closed_at_the_release_holds_for_its_lease_at_most() {
-    let server = TestServer::start();
-    let (mut holder, mut sleeper) = (server.client(), server.client());
-    let mut next = server.client();
+    let mut play = Play::start();
+    play.run("sleeper > PING -> PONG");
     for round in 0..200 {
-        let closes_first = round % 2 == 0;
-        let mut victim = server.client();
-        holder.call("LOCK.ACQUIRE k holder");
-        victim.send("LOCK.ACQUIRE k victim LEASE 50 BLOCK 0");
-        next.send("LOCK.ACQUIRE k next LEASE 600000 BLOCK 20000");
-        server.await_blocked(2);
+        let turn = ["a drops", "h sends LOCK.RELEASE k h"];
+        let [first, second] = [turn[round % 2], turn[1 - round % 2]];
         // While the server sleeps both arrive, so that one turn of its event
         // loop reads both.
-        sleeper.send("DEBUG SLEEP 0.005");
-        if closes_first {
-            drop(victim);
-            holder.send("LOCK.RELEASE k holder");
-        } else {
-            holder.send("LOCK.RELEASE k holder");
-            drop(victim);
-        }
-        assert_eq!(holder.reply(), int(1));
-        assert_eq!(sleeper.reply(), status("OK"));
-        assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
-        assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
+        play.run(&format!(
+            "h > LOCK.ACQUIRE k h
+            a > LOCK.ACQUIRE k a LEASE 50 BLOCK 0 -> ..
+            next > LOCK.ACQUIRE k next LONG BLOCK 20000 -> ..
+            sleeper sends DEBUG SLEEP 0.005
+            {first}
+            {second}
+            h < 1
+            sleeper < OK
+            next < token
+            next > LOCK.RELEASE k next -> 1"
+        ));
     }
-    assert_no_traces(&mut holder);
+    assert_no_traces(play.client("h"));
 }
 
 #[test]

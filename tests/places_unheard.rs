@@ -155,21 +155,12 @@ fn a_subscriber_that_dies_among_grants_keeps_no_lock_and_costs_none() {
         }
         let (mut before, mut told) = ("h".to_owned(), 0);
         for i in (0..PLACES).step_by(2) {
-            let goes = |is_now| {
-                if i == dies_at && is_now {
-                    "doomed drops"
-                } else {
-                    ""
-                }
-            };
-            play.run(&format!(
-                "{}
-                ears sends LOCK.RELEASE k {before}
-                {}
-                ears < 1",
-                goes(closes_first),
-                goes(!closes_first)
-            ));
+            let mut turn = [format!("ears sends LOCK.RELEASE k {before}"), String::new()];
+            if i == dies_at {
+                turn[1] = "doomed drops".into();
+                turn.rotate_left(closes_first.into());
+            }
+            play.run(&turn.join("\n")).run("ears < 1");
             if i < dies_at {
                 play.run(&format!(
                     "doomed heard {i} token \n doomed > LOCK.RELEASE k {i} -> 1"

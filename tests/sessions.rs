@@ -126,25 +126,14 @@ fn in_a_transaction_and_over_resp3_it_is_the_same_and_a_script_has_no_session() 
 
 #[test]
 fn the_locks_of_a_session_in_several_databases_are_handed_on_in_theirs() {
-    let mut play = Play::start();
-    for db in [3, 5] {
-        play.run(&format!(
-            "s > SELECT {db}
-            s > LOCK.ACQUIRE k s LONG SESSION
-            next{db} > SELECT {db}
-            next{db} > LOCK.ACQUIRE k next{db} BLOCKED -> .."
-        ));
-    }
-    play.run("o > CLIENT KILL ID $s -> 1");
-    for db in [3, 5] {
-        play.run(&format!(
-            "next{db} < token
-            o > SELECT {db}
-            o > HKEYS k -> ['next{db}', '@fence']
-            o > HGET k next{db} -> '1'"
-        ));
-    }
-    play.run("o > SELECT 0 \n o > EXISTS k -> 0");
+    Play::start().run(
+        "each 3 5: s > SELECT # ; s > LOCK.ACQUIRE k s LONG SESSION
+        each 3 5: next# > SELECT # ; next# > LOCK.ACQUIRE k next# BLOCKED -> ..
+        o > CLIENT KILL ID $s -> 1
+        each 3 5: next# < token ; o > SELECT # ; o > HGETALL k -> ['next#', '1', '@fence', _]
+        o > SELECT 0
+        o > EXISTS k -> 0",
+    );
 }
 
 #[test]

@@ -66,17 +66,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 
 #[test]
 fn a_command_that_is_needed_and_missing_is_logged() {
-    for command in [
-        "RESTORE",
-        "HSET",
-        "HDEL",
-        "PEXPIREAT",
-        "DEL",
-        "CONFIG",
-        "INFO",
-        "PING",
-        "REPLCONF",
-    ] {
+    for command in "RESTORE HSET HDEL PEXPIREAT DEL CONFIG INFO PING REPLCONF".split(' ') {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
             let log = TestServer::log_of_failed_start(&renamed, &[]);

@@ -12,9 +12,10 @@ fn those_who_come_in_together_are_told_in_their_order() {
     for _ in 0..10 {
         observer.call("LOCK.ACQUIRE k writer LEASE 600000");
         let mut readers: Vec<Client> = (0..6).map(|_| server.client()).collect();
-        for (i, reader) in readers.iter_mut().enumerate() {
+        for (i, reader) in (0..).zip(&mut readers) {
             let command = format!("LOCK.ACQUIRE k reader{i} SHARED BLOCK 0");
-            reader.send_and_block(&mut observer, &command);
+            reader.send(&command);
+            server.await_blocked(i + 1);
         }
         let arrivals = Arrivals::at(&readers);
         assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));

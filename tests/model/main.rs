@@ -264,12 +264,12 @@ impl Run {
             }
             self.ping();
         }
-        for (client, expected) in self.core.take_replies() {
+        for (client, expected) in std::mem::take(&mut self.core.replies) {
             self.count("a wait", expected.kind());
             self.hear(client, &expected);
         }
         self.hear_messages();
-        for client in self.core.take_closed() {
+        for client in std::mem::take(&mut self.core.closed) {
             self.count("a session", "closed by the module".into());
             self.note(format!("    client {client} is closed"));
             self.reconnect(client);
@@ -278,7 +278,7 @@ impl Run {
 
     /// Reads what was published and compares it.
     fn hear_messages(&mut self) {
-        let expected = self.core.take_messages();
+        let expected = std::mem::take(&mut self.core.messages);
         let mut told: Vec<Told> = Vec::new();
         let deadline = Instant::now() + SOON;
         // The timer of the server may be a moment late.
@@ -496,11 +496,11 @@ impl Run {
         self.hear(client, &expected);
         for command in &commands {
             match command {
-                Command::Kill { client, .. } => {
+                Command::Kill(client, _) => {
                     self.count("a waiter that leaves", "killed in a transaction".into());
                     self.reconnect(*client);
                 }
-                Command::KillEars { .. } => {
+                Command::KillEars(_) => {
                     self.count("the ears", "killed in a transaction".into());
                     self.ears = None;
                 }
@@ -559,7 +559,7 @@ impl Run {
             ears.send(&format!("{verb} {channel}"));
             ears.pushed();
         }
-        self.core.set_heard(self.heard.clone());
+        self.core.heard = self.heard.clone();
     }
 
     /// Where the ears were killed, others hear the same.
@@ -570,7 +570,7 @@ impl Run {
             ears.subscribe(&format!("SUBSCRIBE {channel}"));
         }
         self.ears = Some(ears);
-        self.core.set_heard(self.heard.clone());
+        self.core.heard = self.heard.clone();
     }
 
     /// Something happens to a client that waits, or that has a session.
@@ -741,7 +741,7 @@ fn all_copies_are_the_same_after_a_random_run() {
                 RestoreReplace { .. } | CopyReplace { .. } | Move(..)
             )
         },
-        false => |command| matches!(command, Command::RestoreReplace { .. }),
+        false => |command| matches!(command, Command::RestoreReplace(..)),
     };
     let replicas = Replicas::of(&run.server);
     for step in 1..=steps {

@@ -199,15 +199,19 @@ impl Client {
     /// Sends a command that must fail. Returns its error, the code first.
     #[track_caller]
     pub fn error(&mut self, command: &str) -> String {
-        let reply = self.call(command);
-        error_text(&reply).unwrap_or_else(|| panic!("{command}: {reply:?} is no error"))
+        self.send(command);
+        self.reply_error()
     }
 
     /// The next reply, which must be an error.
     #[track_caller]
     pub fn reply_error(&mut self) -> String {
-        let reply = self.reply();
-        error_text(&reply).unwrap_or_else(|| panic!("{reply:?} is no error"))
+        match self.reply() {
+            Value::ServerError(error) => {
+                format!("{} {}", error.code(), error.details().unwrap_or_default())
+            }
+            other => panic!("{other:?} is no error"),
+        }
     }
 
     /// A number from `INFO`.
@@ -243,17 +247,6 @@ impl Client {
             now <= before + 128 * 1024
         });
     }
-
-    /// Sends a command that must block, and waits until one client more is
-    /// blocked than before.
-    #[track_caller]
-    pub fn send_and_block(&mut self, observer: &mut Self, command: &str) {
-        let before = observer.info("blocked_clients");
-        self.send(command);
-        super::eventually("the client is blocked", || {
-            observer.info("blocked_clients") == before + 1
-        });
-    }
 }
 
 /// Tells which of several clients got something to read first. The kernel keeps
@@ -283,17 +276,6 @@ impl Arrivals {
         assert_eq!(events.len(), self.count, "not all have come");
         events.iter().map(|event| event.data.u64()).collect()
     }
-}
-
-fn error_text(reply: &Value) -> Option<String> {
-    let Value::ServerError(error) = reply else {
-        return None;
-    };
-    Some(format!(
-        "{} {}",
-        error.code(),
-        error.details().unwrap_or_default()
-    ))
 }
 
 #[track_caller]

@@ -23,7 +23,8 @@
 //! x at r                                who connects there, as `x@r` does from the beginning
 //! primary starts                        another server, that has to do with none
 //! sound                                 no server has crashed
-//! in step                               none has, and `r` has the same data
+//! in step with r                        none has, and `r` has the same data; `r` may be left out
+//! 9 ms pass                             where it is the passing of time that is tested
 //! crash for 9                           the server starts again on its data after so many ms
 //! logged text                           the server has logged this, or does so later
 //! each 0..9: w# < T# ; w# closes        lines for each number, or each word
@@ -35,9 +36,8 @@
 //! as redis-cli does, but for `!CODE`, which begins an error, `~text`, which is somewhere in it,
 //! `1..9`, `..9` and `1..` for numbers, `token`, `closed`, and `_` for any. Each of these may be
 //! in a list, which a map is shown as. `{state 'held' holders.0.holds 2}` tells some fields of
-//! it, of which one may be `nothing`. `:name` is this
-//! very reply from here on, `$name`, or `$name+9` if it is a number. Where none is given, any
-//! will do that is no error.
+//! it, of which one may be `nothing`. `:name` is this very reply from here on, `$name`, or
+//! `$name+9` if it is a number. Where none is given, any will do that is no error.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -57,8 +57,8 @@ pub struct Play {
     pub others: BTreeMap<String, TestServer>,
     observer: Client,
     actors: BTreeMap<String, Actor>,
-    tokens: BTreeMap<String, i64>,
-    texts: BTreeMap<String, String>,
+    /// What tokens and texts are called.
+    names: BTreeMap<String, String>,
     /// The last lines, which a line that does not come true is shown with.
     played: VecDeque<String>,
 }
@@ -109,8 +109,7 @@ impl Play {
             server,
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
-            tokens: BTreeMap::new(),
-            texts: BTreeMap::new(),
+            names: BTreeMap::new(),
             played: VecDeque::new(),
         }
     }
@@ -194,15 +193,20 @@ impl Play {
         self
     }
 
+    fn newest_token(&self) -> i64 {
+        let tokens = self.names.keys().filter(|name| is_name(name));
+        tokens.map(|name| self.token(name)).max().unwrap_or(0)
+    }
+
     /// Gives a text a name.
     pub fn name(&mut self, name: &str, text: impl Into<String>) -> &mut Self {
-        self.texts.insert(name.into(), text.into());
+        self.names.insert(name.into(), text.into());
         self
     }
 
     /// A token that was named.
     pub fn token(&self, name: &str) -> i64 {
-        self.tokens[name]
+        self.names[name].parse().unwrap()
     }
 
     /// Plays these lines.
@@ -251,9 +255,10 @@ impl Play {
         match line {
             "settled" => scene::settle(&self.server),
             "sound" => self.assert_all_sound(),
-            "in step" => {
+            _ if line.starts_with("in step") => {
                 self.assert_all_sound();
-                self.server.assert_same_data(&self.others["r"]);
+                let replica = line.strip_prefix("in step with ").unwrap_or("r");
+                self.server.assert_same_data(&self.others[replica]);
             }
             _ if line.starts_with("crash") => {
                 self.actors.clear();
@@ -278,85 +283,72 @@ impl Play {
             let mut words = line.splitn(3, ' ');
             [(); 3].map(|()| words.next().unwrap_or_default())
         };
+        let parts: Vec<&str> = rest.split(" | ").collect();
+        let named = self.others.get(who).unwrap_or(&self.server);
         match what {
             ">" | ">>" => {
                 let (commands, replies) = rest.split_once(" -> ").unwrap_or((rest, ""));
                 let commands: Vec<&str> = commands.split(" | ").collect();
                 let replies: Vec<&str> = replies.split(" | ").collect();
                 assert!(replies == [""] || replies.len() == commands.len(), "{line}");
-                self.call(who, what == ">>", &commands, &replies)
+                return self.call(who, what == ">>", &commands, &replies);
             }
-            "<" => self.reply(who, rest),
+            "<" => return self.reply(who, rest),
+            "heard" => return self.heard(who, rest),
             "hears" => {
-                let client = &mut self.actor(who).client;
+                let client = self.client(who);
                 client.call("HELLO 3");
                 match rest.strip_prefix("sharded ") {
                     Some(channel) => client.subscribe(&format!("SSUBSCRIBE {channel}")),
                     None => client.subscribe(&format!("SUBSCRIBE {rest}")),
                 }
-                Ok(())
             }
-            "heard" => self.heard(who, rest),
             "at" => {
-                let actor = Actor::of(&self.others[rest]);
-                self.actors.insert(who.into(), actor);
-                Ok(())
+                _ = self
+                    .actors
+                    .insert(who.into(), Actor::of(&self.others[rest]))
             }
-            "starts" => {
-                self.others.insert(who.into(), TestServer::start());
-                Ok(())
-            }
-            "stops" | "goes" => {
-                let server = self.others.get(who).unwrap_or(&self.server);
-                match what {
-                    "stops" => server.stop(),
-                    _ => server.go_on(),
-                }
-                Ok(())
-            }
-            "sends" => {
-                self.send(who, &rest.split(" | ").collect::<Vec<_>>());
-                Ok(())
-            }
-            "gone" => {
-                scene::await_gone(&mut self.observer, who.parse().unwrap());
-                Ok(())
-            }
-            "drops" => self.actors.remove(who).map(drop).ok_or("nobody".into()),
+            "starts" => _ = self.others.insert(who.into(), TestServer::start()),
+            "stops" => named.stop(),
+            "goes" => named.go_on(),
+            "sends" => self.send(who, &parts),
+            "ms" => std::thread::sleep(Duration::from_millis(who.parse().unwrap())),
+            "gone" => scene::await_gone(&mut self.observer, who.parse().unwrap()),
+            "drops" => drop(self.actors.remove(who).ok_or("nobody")?),
             "closes" => {
                 let actor = self.actors.remove(who).ok_or("nobody")?;
                 let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
                 drop(actor.client);
                 scene::await_gone(&mut observer, actor.id);
-                Ok(())
             }
             "=" => {
                 let number = match who.split_once('.') {
                     Some((server, field)) => self.others[server].info(field),
                     None => self.observer.info(who),
                 };
-                self.agrees(&number.to_string(), rest)
+                return self.agrees(&number.to_string(), rest);
             }
             _ if who == "logged" => {
-                let is_logged = comes_true(SOON, || {
-                    self.server.log().contains(&line["logged ".len()..])
-                });
-                is_logged.then_some(()).ok_or_else(|| self.server.log())
+                let is_logged = || self.server.log().contains(&line["logged ".len()..]);
+                return comes_true(SOON, is_logged)
+                    .then_some(())
+                    .ok_or_else(|| self.server.log());
             }
             key if who == "queue" => {
                 let queue = scene::queue(&mut self.observer, key).join(" ");
                 let queue = if queue.is_empty() { "nobody" } else { &queue };
-                self.agrees(queue, rest.trim_start_matches("= "))
+                return self.agrees(queue, rest.trim_start_matches("= "));
             }
             key if who == "bound" => {
                 let bound = scene::bound(&mut self.observer, key);
                 let mut actors = self.actors.iter();
                 let whose = actors.find(|(_, actor)| Some(actor.id) == bound);
                 let whose = whose.map_or("nobody", |(name, _)| name.as_str()).to_owned();
-                self.agrees(&whose, rest.trim_start_matches("= "))
+                return self.agrees(&whose, rest.trim_start_matches("= "));
             }
             _ => panic!("what is this? {line}"),
         }
+        Ok(())
     }
 
     /// The line with what its names stand for.
@@ -366,11 +358,9 @@ impl Play {
         for part in parts {
             let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
             let (name, rest) = part.split_at(end.unwrap_or(part.len()));
-            let token = self.tokens.get(name).map(i64::to_string);
             let id = || Some(self.actors.get(name)?.id.to_string());
             let port = || Some(self.others.get(name)?.port().to_string());
-            let text = || self.texts.get(name).cloned();
-            let known = token.or_else(id).or_else(port).or_else(text);
+            let known = self.names.get(name).cloned().or_else(id).or_else(port);
             let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
             let more = rest.strip_prefix('+').and_then(|rest| {
                 let end = rest.find(|c: char| !c.is_ascii_digit());
@@ -500,14 +490,14 @@ impl Play {
             code if code.starts_with('!') => shown.starts_with(code),
             part if part.starts_with('~') => shown.contains(&part[1..]),
             name if name.starts_with(':') => {
-                self.texts.insert(name[1..].into(), shown.into());
+                self.names.insert(name[1..].into(), shown.into());
                 true
             }
-            name if is_name(name) => match (self.tokens.get(name), number) {
-                (Some(token), _) => number == Some(*token),
-                (None, Some(number)) if self.tokens.values().all(|token| number > *token) => {
-                    self.tokens.insert(name.into(), number);
-                    number > 0
+            name if is_name(name) => match (self.names.get(name), number) {
+                (Some(token), _) => shown == token,
+                (None, Some(number)) if number > self.newest_token() => {
+                    self.names.insert(name.into(), shown.into());
+                    true
                 }
                 _ => false,
             },

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::{Client, TestServer, eventually, int, nil, status, text};
+use crate::reply_text;
 
 /// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
 ///
@@ -79,34 +80,21 @@ pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     assert_eq!(set, status("OK"));
 }
 
-/// The owners in a list, of which each is a name or a map.
-#[track_caller]
-fn names(list: &Value) -> Vec<String> {
-    let Value::Array(owners) = list else {
-        panic!("{list:?} is no list");
-    };
-    let name = |owner: &Value| match owner {
-        Value::BulkString(name) => String::from_utf8_lossy(name).into_owned(),
-        map => names(&Value::Array(vec![field(map, "owner").clone()])).remove(0),
-    };
-    owners.iter().map(name).collect()
-}
-
 /// The owners that wait for a lock, in order.
 #[track_caller]
 pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
     let info = observer.call(&format!("LOCK.INFO {key}"));
-    names(field(&info, "waiters"))
+    let owners = (0..).map_while(|nth| at(&info, &format!("waiters.{nth}.owner")));
+    owners
+        .map(|owner| reply_text(owner.clone()).unwrap())
+        .collect()
 }
 
 /// The connection to which the first holder of a lock is bound.
 #[track_caller]
 pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
     let info = observer.call(&format!("LOCK.INFO {key}"));
-    let Value::Array(holders) = field(&info, "holders") else {
-        panic!("{info:?} has no list of holders");
-    };
-    match field(holders.first()?, "client") {
+    match at(&info, "holders.0.client")? {
         Value::Int(id) => Some(*id),
         _ => None,
     }

@@ -29,12 +29,8 @@ impl DerefMut for TestServer {
 }
 
 fn plain() -> Setup {
-    Setup::of(binary()).options(&[
-        "--enable-debug-command",
-        "yes",
-        "--enable-module-command",
-        "yes",
-    ])
+    let (debug, module) = ("--enable-debug-command", "--enable-module-command");
+    Setup::of(binary()).options(&[debug, "yes", module, "yes"])
 }
 
 impl TestServer {

@@ -9,7 +9,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use redis::Value;
 use redis_lock_chaos::history::Nanos;
 use redis_lock_testing::{Client, Play, SOON, eventually};
 
@@ -230,27 +229,9 @@ fn scripts_run(observer: &mut Client) -> u64 {
         .sum()
 }
 
-/// How many processes of Redisson's listen for the release of this lock, be it
-/// on a channel of the server or, in a cluster, of the shard.
-pub fn listeners(observer: &mut Client, lock: &str) -> i64 {
-    let channel = if lock.contains('{') {
-        format!("redisson_lock__channel:{lock}")
-    } else {
-        format!("redisson_lock__channel:{{{lock}}}")
-    };
-    let mut count = |question: &str| {
-        let command = format!("PUBSUB {question} {channel}");
-        let reply = observer.call(&command);
-        let Value::Array(words) = &reply else {
-            panic!("{command}: {reply:?} is no list");
-        };
-        match words[..] {
-            [_, Value::Int(count)] => count,
-            _ => panic!("{command}: {reply:?} is no count"),
-        }
-    };
-    count("NUMSUB") + count("SHARDNUMSUB")
-}
+/// No process of Redisson's listens for the release of `k` any more.
+pub const NOBODY_LISTENS: &str = "until o > PUBSUB NUMSUB redisson_lock__channel:{k} \
+     -> ['redisson_lock__channel:{k}', 0]";
 
 /// Gives each thread the answers that are its own, until Redisson ends.
 fn distribute(output: BufReader<ChildStdout>, arrivals: &Receiver<(String, Sender<Answer>)>) {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::Nanos;
-use redis_lock_interop::{Redisson, Scene, listeners, versions};
-use redis_lock_testing::{Control, eventually};
+use redis_lock_interop::{NOBODY_LISTENS, Redisson, Scene, versions};
+use redis_lock_testing::Control;
 
 /// How many hand-offs let the JVM compile what they need.
 const WARM_UP: usize = 2000;
@@ -92,10 +92,7 @@ fn a_waiter_of_redissons_is_woken_by_a_native_release() {
             scene.run("n > LOCK.RELEASE k n -> 1");
             let locked = scene.redisson.answer("a");
             assert_eq!(locked.result, "ok");
-            scene.run("a: unlock k -> ok");
-            eventually("Redisson listens no more", || {
-                listeners(scene.play.client("o"), "k") == 0
-            });
+            scene.run("a: unlock k -> ok").run(NOBODY_LISTENS);
             ((sent, locked.answered), round_trip(&mut scene.redisson))
         });
     }
