@@ -448,7 +448,7 @@ impl Play {
         }
         words.chunks(2).try_for_each(|pair| {
             let found = reply.as_ref().and_then(|reply| scene::at(reply, &pair[0]));
-            let found = found.map_or("nothing".into(), |found| scene::shown(found));
+            let found = found.map_or("nothing".into(), scene::shown);
             let is_so = self.agrees(&found, &pair[1]);
             is_so.map_err(|is| format!("{} is {is}: {reply:?}", pair[0]))
         })
