@@ -5,10 +5,10 @@
 
 pub mod campaign;
 mod client;
-mod clock;
+pub mod clock;
 mod faults;
 mod fleet;
-mod history;
+pub mod history;
 mod journal;
 mod library;
 mod locks;
@@ -17,5 +17,3 @@ mod protection;
 pub mod report;
 pub mod scene;
 mod words;
-
-pub use history::{Breach, Promise};

@@ -6,9 +6,9 @@ mod support;
 
 use std::path::Path;
 
+use redis_lock_chaos::history::{Breach, Promise};
 use redis_lock_chaos::report::write_history;
 use redis_lock_chaos::scene::Scene;
-use redis_lock_chaos::{Breach, Promise};
 use redis_lock_testing::{Setup, binary};
 
 /// A scene is played again if the machine stood still just then.
