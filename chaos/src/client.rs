@@ -295,6 +295,8 @@ impl Client {
             Wait::GivenUp => given_up,
         };
         let is_doubtful = self.is_doubtful(&heard);
+        // Whoever says another code of doubt is the primary no more.
+        let may_ask_again = is_doubtful && heard == Outcome::Error("NOREPLICAS".into());
         let outcome = match heard {
             _ if is_doubtful => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
@@ -310,7 +312,7 @@ impl Client {
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
             Outcome::Error(code) => self.obeys || code == "UPGRADE",
-            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => is_doubtful,
+            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => may_ask_again,
             _ => true,
         };
         self.connection = usable.then_some(connected);
