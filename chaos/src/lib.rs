@@ -8,6 +8,7 @@ mod client;
 pub mod clock;
 mod faults;
 mod fleet;
+#[expect(missing_docs, reason = "it is for tests, here and of interop")]
 pub mod history;
 mod journal;
 mod library;
