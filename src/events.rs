@@ -144,6 +144,7 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
         if names.contains(&"maxmemory-policy") {
             warn_if_locks_may_be_evicted(ctx);
         }
+        manager::settings_changed(ctx);
         if names.contains(&"lock.grace-period") {
             gate::grace_period_set(ctx);
         }

@@ -19,7 +19,7 @@ mod log;
 mod redisson;
 mod self_fencing;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 
 use redis_module::Context;
 
@@ -39,7 +39,7 @@ use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, WaiterId};
 use redis_lock_core::request::{ClientId, ReleaseRequest, RenewRequest};
-use redis_lock_core::table::{Answer, LockTable, Outcome, Step, Transition, WaitEnd, World};
+use redis_lock_core::table::{Answer, LockTable, Settings, Step, Transition, WaitEnd, World};
 use redis_lock_core::token::FencingToken;
 
 pub(crate) use acquire::{Patience, PlaceTime, acquire};
@@ -85,14 +85,8 @@ pub(crate) fn release(
     key: LockKey<'_>,
     request: &ReleaseRequest,
 ) -> Result<Option<Released>, LockError> {
-    // When a lease ends matters only to those who wait, while it lasts.
-    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true => Part::Of(&request.owner),
-        false => Part::WithoutLeaseEnd(&request.owner),
-    };
-    run(key, part, gate::is_open(key.ctx()), |step| {
-        step.release(request)
-    })
+    let (part, may_grant) = (Part::Of(&request.owner), gate::is_open(key.ctx()));
+    run(key, part, may_grant, |step| step.release(request))
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -116,12 +110,9 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let part = Part::Whole(None);
-    let is_held = run(key, part, may_grant, |step| step.guard(token))?;
-    match is_held {
-        Some(true) => Ok(()),
-        _ => Err(LockError::NotHeld),
-    }
+    let is_held = run(key, Part::Whole(None), may_grant, |step| step.guard(token))?;
+    let is_held = is_held == Some(true);
+    is_held.then_some(()).ok_or(LockError::NotHeld)
 }
 
 /// Why the module must stay, beyond clients that wait, if it must.
@@ -141,6 +132,7 @@ pub(crate) fn goes(ctx: &Context) {
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
     TABLE.locks().take();
+    settings_changed(ctx);
     acks::begin(ctx);
     gate::reset();
     redisson::reset();
@@ -256,16 +248,17 @@ fn run<R>(
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
-    if stored.is_free() && keyspace::hides_expired(key.ctx()) {
+    if stored.is_free() && keyspace::hides_expired(key.ctx(), RECEIVES.get()) {
         return Err(LockError::WritesPaused);
     }
     let now = clock::now();
-    let mut done = step(key, may_grant, |table, asked| {
-        table.step(key.as_ref(), stored, now, asked, ask)
-    });
-    apply(key, open, now, &mut done.step);
-    match done.step.withheld {
-        None => done.result.map(Some),
+    let mut done = Step::default();
+    let mut table = table_for(key, may_grant);
+    let result = table.step(key.as_ref(), stored, now, &mut Asked(key), &mut done, ask);
+    drop(table);
+    apply(key, open, now, &mut done);
+    match done.withheld {
+        None => result.map(Some),
         Some(id) => {
             blocked::block(key, id, 0);
             Ok(None)
@@ -283,30 +276,33 @@ fn read_lock(open: &OpenLock<'_>, key: KeyRef<'_>, part: Part<'_>) -> Result<Loc
     open.read(part, likely.as_ref())
 }
 
-/// Asks the table what is to be done, by the settings as they are now.
+/// The table, with what may be granted and has to be acknowledged now.
 #[inline]
-fn step<R>(
-    key: LockKey<'_>,
-    may_grant: bool,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
-) -> Outcome<R> {
+fn table_for(key: LockKey<'_>, may_grant: bool) -> RefMut<'static, LockTable> {
     // Before the table is borrowed, because it may ask the server.
     let acks = acks::needed(key.ctx());
+    let mut table = TABLE.locks().borrow_mut();
+    table.settings.may_grant = may_grant;
+    table.settings.acks = acks;
+    table
+}
+
+/// The settings are read, now that the module is loaded or one of them was set.
+pub(crate) fn settings_changed(ctx: &Context) {
     TABLE.with_borrow_mut(|table| {
-        let settings = &mut table.settings;
-        settings.may_grant = may_grant;
-        settings.acks = acks;
-        settings.max_lease = config::max_lease();
-        settings.reads_other_keys = !keyspace::in_cluster(key.ctx());
-        settings.deadlock_detection = config::DEADLOCK_DETECTION.get() != 0;
-        settings.max_waiters = config::MAX_WAITERS.count();
-        settings.max_holders = config::MAX_HOLDERS.count();
-        settings.max_places = config::MAX_PLACES.count();
-        settings.claim_timeout_ms = config::CLAIM_TIMEOUT_MS.get();
-        settings.recheck_interval_ms = config::RECHECK_INTERVAL_MS.get();
-        settings.log_slow_wait_ms = Some(config::LOG_SLOW_WAIT_MS.get()).filter(|ms| *ms > 0);
-        ask(table, &mut Asked(key))
-    })
+        table.settings = Settings {
+            max_lease: config::max_lease(),
+            reads_other_keys: !keyspace::in_cluster(ctx),
+            deadlock_detection: config::DEADLOCK_DETECTION.get() != 0,
+            max_waiters: config::MAX_WAITERS.count(),
+            max_holders: config::MAX_HOLDERS.count(),
+            max_places: config::MAX_PLACES.count(),
+            claim_timeout_ms: config::CLAIM_TIMEOUT_MS.get(),
+            recheck_interval_ms: config::RECHECK_INTERVAL_MS.get(),
+            log_slow_wait_ms: Some(config::LOG_SLOW_WAIT_MS.get()).filter(|ms| *ms > 0),
+            ..table.settings
+        };
+    });
 }
 
 /// What a step for this key asks of the server while it is taken.

@@ -98,7 +98,7 @@ fn a_crowd_whose_lock_was_touched_meanwhile_is_told_in_time() {
         assert_eq!(play.client("h").reply(), int(0));
     }
     play.run(
-        "h > CONFIG SET lock.replicas-timeout 5000
+        "h > CONFIG SET lock.replicas-timeout 30000
         r stops
         h > LOCK.RELEASE k h -> 1
         until lock_replies_withheld = 1000

@@ -142,7 +142,10 @@ impl Scene {
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                 };
-                if tokio::time::timeout(Duration::from_secs(1), heard).await.is_ok() {
+                if tokio::time::timeout(Duration::from_secs(1), heard)
+                    .await
+                    .is_ok()
+                {
                     break;
                 }
             }

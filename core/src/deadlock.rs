@@ -14,9 +14,11 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
+
 use crate::bounds::WAITS_LOOKED_AT;
 use crate::cycle::WaitEdge;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::{AnyKey, KeyBuf, KeyRef};
 use crate::lock::Lock;
 use crate::queue::{WaitQueues, WaiterId};
 use crate::request::{ClientId, Limit, Owner};
@@ -55,7 +57,7 @@ impl<'g> Graph<'g> {
             return Some(self.here.1);
         }
         self.certain
-            .get(key.to_bytes().as_slice())
+            .get(&key as &dyn AnyKey)
             .or_else(|| self.queues.seen(key))
     }
 
@@ -89,7 +91,7 @@ impl<'g> Graph<'g> {
     /// The cycle that this wait closes, if a look shows one. Its first edge is the wait
     /// itself.
     pub(crate) fn cycle_of(self, newcomer: WaitFor<'g>) -> Option<Vec<WaitEdge>> {
-        let (mut waits, mut next) = (vec![newcomer], 0);
+        let (mut waits, mut next) = (SmallVec::<[_; 1]>::from_buf([newcomer]), 0);
         // The waits by which owners were reached first.
         let mut reached_by: BTreeMap<&Owner, WaitFor<'_>> = BTreeMap::new();
         let (mut followed, waits_left) = (BTreeSet::new(), Cell::new(WAITS_LOOKED_AT));
@@ -102,7 +104,6 @@ impl<'g> Graph<'g> {
             let Some(lock) = self.blocked_by(wait, &waits_left) else {
                 continue;
             };
-            followed.insert(key);
             for holder in lock.holders() {
                 let blocker = &holder.owner;
                 if blocker == newcomer.owner {
@@ -115,6 +116,9 @@ impl<'g> Graph<'g> {
                         reached_by.insert(blocker, wait);
                     }
                 }
+            }
+            if next < waits.len() {
+                followed.insert(key);
             }
         }
         None

@@ -16,7 +16,7 @@ use crate::effect::Effects;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::holder::Holder;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::{AnyKey, KeyBuf, KeyRef};
 use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -87,23 +87,14 @@ impl EndedHolds {
 
     /// What has ended of this lock, in the order in which it did.
     pub fn of(&self, key: KeyRef<'_>) -> &[Ended] {
-        if self.is_empty() {
-            return &[];
-        }
-        self.by_key
-            .get(key.to_bytes().as_slice())
-            .map_or(&[], |ended| ended)
+        let ended = self.by_key.get(&key as &dyn AnyKey);
+        ended.map_or(&[], |ended| ended)
     }
 
     /// Takes what has ended of this lock. The caller removes it from the data, unless nobody
     /// can.
     pub fn take(&mut self, key: KeyRef<'_>) -> SmallVec<[Ended; 1]> {
-        if self.is_empty() {
-            return SmallVec::new();
-        }
-        self.by_key
-            .remove(key.to_bytes().as_slice())
-            .unwrap_or_default()
+        self.by_key.remove(&key as &dyn AnyKey).unwrap_or_default()
     }
 
     /// A lock of which something has ended.

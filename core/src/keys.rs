@@ -8,7 +8,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 /// A key, by the number of its database and its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyRef<'k> {
     /// The database.
     pub db: i32,
@@ -20,13 +20,6 @@ pub struct KeyRef<'k> {
 const SHOWN_BYTES: usize = 256;
 
 impl KeyRef<'_> {
-    /// As a [`KeyBuf`] has it, to look one up without its memory.
-    pub(crate) fn to_bytes(self) -> SmallVec<[u8; 128]> {
-        let mut both = SmallVec::from_slice(&(self.db ^ i32::MIN).to_be_bytes());
-        both.extend_from_slice(self.name);
-        both
-    }
-
     /// The name as text, for people. It takes no longer for a long one.
     pub fn shown(self) -> String {
         match self.name.get(..SHOWN_BYTES) {
@@ -78,15 +71,54 @@ impl PartialOrd for KeyBuf {
     }
 }
 
-impl Borrow<[u8]> for KeyBuf {
-    fn borrow(&self) -> &[u8] {
-        &self.0
+impl From<KeyRef<'_>> for KeyBuf {
+    fn from(key: KeyRef<'_>) -> Self {
+        let mut both = SmallVec::<[u8; 128]>::from_slice(&(key.db ^ i32::MIN).to_be_bytes());
+        both.extend_from_slice(key.name);
+        Self(both.as_slice().into())
     }
 }
 
-impl From<KeyRef<'_>> for KeyBuf {
-    fn from(key: KeyRef<'_>) -> Self {
-        Self(key.to_bytes().as_slice().into())
+/// A key in either form: a [`KeyBuf`] is looked up by a [`KeyRef`].
+pub(crate) trait AnyKey {
+    fn as_key(&self) -> KeyRef<'_>;
+}
+
+impl AnyKey for KeyBuf {
+    fn as_key(&self) -> KeyRef<'_> {
+        self.as_ref()
+    }
+}
+
+impl AnyKey for KeyRef<'_> {
+    fn as_key(&self) -> KeyRef<'_> {
+        *self
+    }
+}
+
+impl<'k> Borrow<dyn AnyKey + 'k> for KeyBuf {
+    fn borrow(&self) -> &(dyn AnyKey + 'k) {
+        self
+    }
+}
+
+impl PartialEq for dyn AnyKey + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_key() == other.as_key()
+    }
+}
+
+impl Eq for dyn AnyKey + '_ {}
+
+impl PartialOrd for dyn AnyKey + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for dyn AnyKey + '_ {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_key().cmp(&other.as_key())
     }
 }
 

@@ -32,7 +32,7 @@ use std::ops::RangeBounds;
 
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::{AnyKey, KeyBuf, KeyRef};
 use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -101,23 +101,24 @@ pub struct WaitQueues {
 }
 
 impl WaitQueues {
-    #[inline]
+    #[inline(always)]
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue> {
         // Mostly nobody waits for anything.
-        if self.is_empty() {
-            return None;
-        }
-        self.by_key.get(key.to_bytes().as_slice()).map(Box::as_ref)
+        (!self.is_empty()).then(|| self.find(key))?
     }
 
-    #[inline]
+    fn find(&self, key: KeyRef<'_>) -> Option<&Queue> {
+        self.by_key.get(&key as &dyn AnyKey).map(Box::as_ref)
+    }
+
+    #[inline(always)]
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
-        if self.is_empty() {
-            return None;
-        }
-        self.by_key
-            .get_mut(key.to_bytes().as_slice())
-            .map(Box::as_mut)
+        (!self.is_empty()).then(|| self.find_mut(key))?
+    }
+
+    fn find_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
+        let queue = self.by_key.get_mut(&key as &dyn AnyKey);
+        queue.map(Box::as_mut)
     }
 
     /// Counts what is remembered.
@@ -269,11 +270,6 @@ impl WaitQueues {
         self.by_id.get(&id).map(Box::as_ref)
     }
 
-    /// The key for which a waiter waits, if it still does.
-    pub fn key_of(&self, id: WaiterId) -> Option<&KeyBuf> {
-        Some(&self.waiter(id)?.key)
-    }
-
     /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
     /// as a look shows that may go on for so many waits.
     pub fn has_exclusive_before(
@@ -298,11 +294,6 @@ impl WaitQueues {
         let from_first = self.by_owner.range(first..);
         let of_owner = from_first.take_while(move |((one, _), _)| one == owner);
         of_owner.filter_map(|(_, id)| self.waiter(*id))
-    }
-
-    /// Whether this owner waits for anything.
-    pub fn waits(&self, owner: &Owner) -> bool {
-        self.waits_of(owner).next().is_some()
     }
 
     /// The key's waiters, in order.
@@ -352,7 +343,7 @@ impl WaitQueues {
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
         #[cfg(feature = "planted-faults")]
         let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
-        let Some(queue) = self.by_key.get_mut(key.to_bytes().as_slice()) else {
+        let Some(queue) = self.by_key.get_mut(&key as &dyn AnyKey) else {
             return;
         };
         if queue
@@ -416,7 +407,7 @@ impl WaitQueues {
 #[cfg(feature = "planted-faults")]
 impl WaitQueues {
     fn forget_second(&mut self, first: WaiterId) {
-        let key = self.key_of(first).cloned();
+        let key = self.waiter(first).map(|first| first.key.clone());
         let queue = key.as_ref().and_then(|key| self.by_key.get(key));
         let ids = queue.into_iter().flat_map(|queue| &queue.ids).copied();
         let ids: Vec<WaiterId> = ids.take(2).collect();

@@ -39,7 +39,7 @@ pub struct HoldId {
 
 impl HoldId {
     /// The holds of this owner on this lock.
-    pub fn new(key: KeyRef<'_>, owner: &Owner) -> Self {
+    pub fn new(key: impl Into<KeyBuf>, owner: &Owner) -> Self {
         Self {
             key: key.into(),
             owner: owner.clone(),

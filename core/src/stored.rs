@@ -34,6 +34,9 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
 
+/// How many digits a number of 64 bits has at most, with a sign. Any of so many fits without one.
+const DIGITS_MAX: usize = 19;
+
 /// How long three numbers and two spaces are at most.
 const PERMIT_TEXT_MAX: usize = 62;
 
@@ -222,18 +225,18 @@ impl Reader {
 /// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
 /// spaces. Anything else is not what the module or `HINCRBY` stored.
 pub fn parse_integer(text: &[u8]) -> Option<i64> {
-    let negative = text.strip_prefix(b"-").map(|digits| (digits, 1));
-    let (digits, sign) = negative.unwrap_or((text, -1));
-    if !matches!(digits, [b'1'..=b'9', ..]) && text != b"0" {
+    let negative = text.strip_prefix(b"-");
+    let digits = negative.unwrap_or(text);
+    let is_number = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
+    if !is_number || digits.len() > DIGITS_MAX {
         return None;
     }
-    // The negative sum reaches further.
-    let sum = digits.iter().try_fold(0_i64, |sum, byte| {
+    let sum = digits.iter().try_fold(0_u64, |sum, byte| {
         let digit = byte.wrapping_sub(b'0');
-        let sum = sum.checked_mul(10)?.checked_sub(i64::from(digit));
-        sum.filter(|_| digit <= 9)
+        (digit <= 9).then(|| sum * 10 + u64::from(digit))
     })?;
-    sum.checked_mul(sign)
+    let of_negative = |_| 0_i64.checked_sub_unsigned(sum);
+    negative.map_or_else(|| i64::try_from(sum).ok(), of_negative)
 }
 
 #[cfg(test)]

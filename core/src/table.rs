@@ -169,15 +169,6 @@ pub struct Step {
     pub stream_goes_on: bool,
 }
 
-/// What came of a request, and what is to be done.
-#[derive(Debug)]
-pub struct Outcome<T> {
-    /// What the client is told, unless it waits or that is withheld.
-    pub result: Result<T, LockError>,
-    /// What is to be done first.
-    pub step: Step,
-}
-
 /// What a step asks of its caller while it is taken. Neither may come back to the table.
 pub trait World {
     /// The client that asks, if one does.
@@ -251,17 +242,36 @@ impl LockTable {
     }
 
     /// Takes a step with a lock as it is stored: ends what is over of it, does what is asked,
-    /// hands the lock off, and plans the next look at it.
+    /// hands the lock off, and plans the next look at it. What is to be done goes to `step`,
+    /// which is empty and too large to be moved. It comes before what is returned is told,
+    /// unless that is withheld.
     #[inline]
-    pub fn step<'t, T>(
-        &'t mut self,
-        key: KeyRef<'t>,
+    pub fn step<T>(
+        &mut self,
+        key: KeyRef<'_>,
         stored: Lock,
         now: Now,
-        world: &'t mut dyn World,
-        ask: impl FnOnce(&mut Transition<'t>) -> Result<T, LockError>,
-    ) -> Outcome<T> {
-        let mut transition = Transition::begin(self, key, stored, now, world);
+        world: &mut dyn World,
+        step: &mut Step,
+        ask: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
+    ) -> Result<T, LockError> {
+        let mut transition = Transition {
+            table: self,
+            key,
+            now,
+            world,
+            lock: stored,
+            withheld: 0,
+            unheard: 0,
+            passed: 0,
+            earlier: None,
+            replaced: Vec::new(),
+            has_queued: false,
+            step,
+            #[cfg(feature = "planted-faults")]
+            noted_before: None,
+        };
+        transition.begin();
         let result = ask(&mut transition);
         if result.is_err() {
             let replaced = std::mem::take(&mut transition.replaced);
@@ -273,12 +283,8 @@ impl LockTable {
             transition.earlier = None;
             transition.hand_off();
         }
-        transition.finish(result)
-    }
-
-    /// Whether anybody waits for any lock.
-    pub fn anybody_waits(&self) -> bool {
-        !self.queues.is_empty()
+        transition.finish();
+        result
     }
 
     /// Whether anything is remembered of holds: sessions, grants on their way, what
@@ -289,7 +295,7 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        self.anybody_waits() || self.remembers_holds()
+        !self.queues.is_empty() || self.remembers_holds()
     }
 
     /// What has happened so far.

@@ -161,12 +161,10 @@ impl<'a> Args<'a> {
 
     /// Reads the next argument if it is this name.
     fn next_is(&mut self, name: &str) -> bool {
-        let Some((first, rest)) = self.unread.split_first() else {
-            return false;
-        };
-        let is_it = first.eq_ignore_ascii_case(name.as_bytes());
+        let first = self.unread.first();
+        let is_it = first.is_some_and(|first| first.eq_ignore_ascii_case(name.as_bytes()));
         if is_it {
-            self.unread = rest;
+            self.next();
         }
         is_it
     }
@@ -185,11 +183,15 @@ pub(super) fn of_owner<R>(
     if let Some(&owner) = rest.first() {
         key = key.with_owner(owner);
     }
-    body(key, Args::new(&bytes_of(rest)))
+    of_words(rest, |args| body(key, args))
 }
 
-/// The bytes of each argument.
+/// Lets `body` read these arguments.
 #[inline]
-pub(super) fn bytes_of<'c>(args: &[ServerStr<'c>]) -> SmallVec<[&'c [u8]; ARGS_INLINE]> {
-    args.iter().map(|arg| arg.bytes()).collect()
+pub(super) fn of_words<R>(words: &[ServerStr<'_>], body: impl FnOnce(Args<'_>) -> R) -> R {
+    let mut bytes = SmallVec::<[_; ARGS_INLINE]>::new();
+    for word in words {
+        bytes.push(word.bytes());
+    }
+    body(Args::new(&bytes))
 }

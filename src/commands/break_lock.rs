@@ -5,7 +5,7 @@
 
 use redis_module::Context;
 
-use crate::commands::args::{Args, bytes_of};
+use crate::commands::args::{Args, of_words};
 use crate::manager;
 use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
@@ -35,7 +35,7 @@ impl Command for Break {
         let [key, rest @ ..] = args else {
             return Err(Usage::Syntax.into());
         };
-        let token = parse(Args::new(&bytes_of(rest)))?;
+        let token = of_words(rest, parse)?;
         let broken = manager::break_lock(LockKey::new(ctx, *key), token)?;
         Ok(broken.map_or(Reply::Later, |broken| Reply::Integer(broken.into())))
     }

@@ -5,7 +5,7 @@
 
 use redis_module::Context;
 
-use crate::commands::args::{Args, bytes_of};
+use crate::commands::args::of_words;
 use crate::manager;
 use crate::server::call;
 use crate::server::command::Command;
@@ -41,7 +41,7 @@ impl Command for Guard {
         let [key, token, command @ ..] = args else {
             return Err(Usage::Syntax.into());
         };
-        let token = Args::new(&bytes_of(&[*token])).fence()?;
+        let token = of_words(&[*token], |mut args| args.fence())?;
         let name = command.first().ok_or(Usage::Syntax)?;
         if call::is_of_this_module(name.bytes()) {
             return Err(Usage::LockCommandGuarded.into());

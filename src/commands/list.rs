@@ -5,7 +5,7 @@
 
 use redis_module::Context;
 
-use crate::commands::args::{Args, bytes_of};
+use crate::commands::args::{Args, of_words};
 use crate::manager::inspect;
 use crate::server::command::Command;
 use crate::server::registration::{ArgDoc, CommandDoc};
@@ -33,7 +33,7 @@ impl Command for List {
     };
 
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
-        let count = parse(Args::new(&bytes_of(args)))?;
+        let count = of_words(args, parse)?;
         let locks = inspect::contended(ctx, count.unwrap_or(COUNT_DEFAULT));
         let replies = locks.into_iter().map(|(lock, holders)| {
             let owners = holders.iter().map(|owner| Reply::text(owner.as_bytes()));

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{acks, gate, run};
+use super::{RECEIVES, acks, gate, run};
 use crate::server::acl::User;
 use crate::server::blocked;
 use crate::server::clients;
@@ -44,7 +44,7 @@ pub(crate) fn acquire(
         patience => patience,
     };
     let may_wait = patience != Patience::None;
-    if (may_wait || request.session.is_some()) && keyspace::is_replica(ctx) {
+    if (may_wait || request.session.is_some()) && RECEIVES.get() {
         return Err(LockError::ReadOnly);
     }
     if let Patience::Queue(place) = patience {

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, apply, arm_timer, gate, read_lock, self_fencing, step, tell};
+use super::{Asked, TABLE, apply, arm_timer, gate, read_lock, self_fencing, table_for, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -17,7 +17,7 @@ use redis_lock_core::lock::Now;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
-use redis_lock_core::table::{Answer, Due, LockTable, NotNow, WORK_A_WAKE, WaitEnd};
+use redis_lock_core::table::{Answer, Due, LockTable, NotNow, Step, WORK_A_WAKE, WaitEnd};
 
 /// How long one kind of work goes on in one wake, in microseconds, before other clients
 /// have their turn.
@@ -140,10 +140,11 @@ fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), Part::Whole(None));
     let now = clock::now();
-    let mut done = step(key, gate::is_open(key.ctx()), |table, asked| {
-        table.do_due(due, stored, now, asked)
-    });
-    apply(key, open, now, &mut done.step);
+    let mut done = Step::default();
+    let mut table = table_for(key, gate::is_open(key.ctx()));
+    table.do_due(due, stored, now, &mut Asked(key), &mut done);
+    drop(table);
+    apply(key, open, now, &mut done);
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that

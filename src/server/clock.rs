@@ -1,7 +1,5 @@
 //! The wall clock, the same that the server expires keys by, and one that nobody sets.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use redis_lock_core::lock::Now;
 
 #[cfg(target_os = "linux")]
@@ -12,11 +10,8 @@ const SINCE_BOOT: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
 /// The present moment.
 pub(crate) fn now() -> Now {
-    let us = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since_1970| since_1970.as_micros());
     Now {
-        us: i64::try_from(us).unwrap_or(i64::MAX),
+        us: read_us(libc::CLOCK_REALTIME),
         steady_ms: since_boot_ms(),
     }
 }
@@ -29,11 +24,15 @@ pub(crate) fn since_boot_ms() -> i64 {
 /// The time since the machine was started, in microseconds. It runs on while the
 /// machine sleeps and while this process is stopped.
 pub(crate) fn since_boot_us() -> i64 {
+    read_us(SINCE_BOOT)
+}
+
+fn read_us(clock: libc::clockid_t) -> i64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the place lives through the call.
-    unsafe { libc::clock_gettime(SINCE_BOOT, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }

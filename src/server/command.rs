@@ -53,13 +53,7 @@ unsafe extern "C" fn invoke<C: Command>(
         let count = usize::try_from(argc - 1).unwrap_or(0);
         std::slice::from_raw_parts(argv.add(1).cast::<ServerStr<'_>>(), count)
     };
-    let name = const {
-        match C::DOC.name.to_str() {
-            Ok(name) => name,
-            Err(_) => "a command",
-        }
-    };
-    let result = panics::catch(name, || C::run(&context, args))
+    let result = panics::catch(C::DOC.name, || C::run(&context, args))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {
         Ok(reply) => reply.send(&context),

@@ -151,8 +151,8 @@ pub(crate) fn must_not_write(ctx: &Context) -> bool {
 /// Returns whether a key that is over may be taken for one that is not there, although it
 /// is, so that nothing may be written in its place. Only a transaction sees that which has
 /// paused writes itself, or made the server a replica.
-pub(crate) fn hides_expired(ctx: &Context) -> bool {
-    is_silence_promised() || ctx.get_flags().contains(ContextFlags::READONLY)
+pub(crate) fn hides_expired(ctx: &Context, is_replica: bool) -> bool {
+    is_silence_promised() || is_replica && ctx.get_flags().contains(ContextFlags::READONLY)
 }
 
 fn is_silence_promised() -> bool {

@@ -32,10 +32,9 @@ pub(crate) struct OpenLock<'c> {
 pub(crate) enum Part<'o> {
     /// All of it, whoever holds it.
     Whole(Option<&'o Owner>),
-    /// All of it. Most likely this owner alone holds it, whom the command names.
+    /// The same, but not when the lease ends where this owner, whom the command names, holds
+    /// it alone. Most likely it does.
     Of(&'o Owner),
-    /// The same, but not when the lease of that owner alone ends.
-    WithoutLeaseEnd(&'o Owner),
 }
 
 impl<'c> OpenLock<'c> {
@@ -112,13 +111,13 @@ impl<'c> OpenLock<'c> {
                 let name = server_str::make(owner.as_bytes());
                 self.read_fields_of(owner, ServerStr::from(&name), fields)
             }),
-            Part::Of(owner) | Part::WithoutLeaseEnd(owner) => {
+            Part::Of(owner) => {
                 let name = self.key.owner();
                 name.and_then(|name| self.read_fields_of(owner, name, fields))
             }
         };
         if let Some((owner, held)) = alone {
-            let is_end_needed = !matches!(part, Part::WithoutLeaseEnd(_)) || !held.has_token();
+            let is_end_needed = matches!(part, Part::Whole(_)) || !held.has_token();
             let end_ms = is_end_needed.then(|| self.expires_at_ms()).flatten();
             return held.by(owner, end_ms);
         }
@@ -128,7 +127,7 @@ impl<'c> OpenLock<'c> {
         }
         let asker = match part {
             Part::Whole(asker) => asker,
-            Part::Of(asker) | Part::WithoutLeaseEnd(asker) => Some(asker),
+            Part::Of(asker) => Some(asker),
         };
         let reader = self.read_all_fields(asker);
         reader.finish(self.expires_at_ms())
@@ -253,11 +252,6 @@ impl<'c> OpenLock<'c> {
 
     /// Sets fields, given as names and values in turn.
     fn set_fields(&mut self, args: &Args<'_>) {
-        self.write_fields(args);
-        self.propagate(c"HSET", args);
-    }
-
-    fn write_fields(&mut self, args: &Args<'_>) {
         for pairs in args.all.chunks(4) {
             let mut four = [ptr::null_mut(); 4];
             for (place, arg) in four.iter_mut().zip(pairs) {
@@ -265,6 +259,7 @@ impl<'c> OpenLock<'c> {
             }
             self.set(four);
         }
+        self.propagate(c"HSET", args);
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
@@ -337,22 +332,28 @@ impl<'c> OpenLock<'c> {
         }
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
-        let mut args = Args::default();
-        args.push_owner(owner, self.key);
-        args.push_count(1);
-        args.push_token_field();
-        args.push(token);
-        self.write_fields(&args);
+        let made;
+        let owner_name = match self.key.owner() {
+            Some(named) if named.bytes() == owner.as_bytes() => named,
+            _ => {
+                made = server_str::make(owner.as_bytes());
+                ServerStr::from(&made)
+            }
+        };
+        let value = server_str::make(token);
+        let [one, fence] = [&ONE, &FENCE].map(|string| string.with(StaticStr::get));
+        let pairs = [owner_name, one, fence, ServerStr::from(&value)];
+        self.set(pairs.map(ServerStr::inner));
         // SAFETY: the handle is open for writing on a key.
         unsafe { api!(set_abs_expire)(self.handle, end_ms) };
         #[cfg(feature = "planted-faults")]
         let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
-        let dump = dump::hash(&[[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]]);
         let mut end = itoa::Buffer::new();
         let end = end.format(end_ms);
+        let fields = [[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]];
         // SAFETY: in the format, s is a server string and b a buffer with its length; all
         // live through the call.
-        unsafe {
+        dump::with_hash(&fields, |dump| unsafe {
             api!(replicate)(
                 self.key.ctx().ctx,
                 c"RESTORE".as_ptr(),
@@ -365,7 +366,7 @@ impl<'c> OpenLock<'c> {
                 REPLACE.with(StaticStr::get).inner(),
                 ABSTTL.with(StaticStr::get).inner(),
             );
-        }
+        });
     }
 
     fn delete(&mut self) {

@@ -1,6 +1,7 @@
 //! Panics stop here. One that crossed into the server would abort it, and with
 //! it every lock.
 
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use redis_module::logging::log_warning;
@@ -10,7 +11,7 @@ use redis_module::logging::log_warning;
 /// The state that `body` worked on may be left half-changed. That is why
 /// nothing in this module panics on purpose, and why what is stored, not what
 /// is remembered, decides who holds a lock.
-pub(crate) fn catch<R>(what: &str, body: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn catch<R>(what: impl Debug, body: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => Some(result),
         Err(panic) => {
@@ -19,7 +20,7 @@ pub(crate) fn catch<R>(what: &str, body: impl FnOnce() -> R) -> Option<R> {
                 .map(ToString::to_string)
                 .or_else(|| panic.downcast_ref::<String>().cloned())
                 .unwrap_or_default();
-            log_warning(format!("panic in {what}: {reason}"));
+            log_warning(format!("panic in {what:?}: {reason}"));
             None
         }
     }

@@ -17,8 +17,8 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Due, LockTable, LockView, Outcome, Settings, Transition, WORK_A_WAKE,
-    WaitEnd, World,
+    Acquired, Answer, Due, LockTable, LockView, Settings, Step, Transition, WORK_A_WAKE, WaitEnd,
+    World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -552,20 +552,21 @@ impl CoreSide {
     ) -> Result<T, LockError> {
         let known = self.look(at);
         let known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
-        let step = |table: &mut LockTable, now, world: &mut dyn World| {
-            table.step(key_of(at), known, now, world, ask)
+        let take = |table: &mut LockTable, now, world: &mut dyn World, step: &mut Step| {
+            table.step(key_of(at), known, now, world, step, ask)
         };
-        self.step_and_count(at, step).0
+        self.step_and_count(at, take).0
     }
 
     /// As [`CoreSide::step`]. Returns how many were answered, too.
     fn step_and_count<T>(
         &mut self,
         at: DbKey,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Outcome<T>,
-    ) -> (Result<T, LockError>, usize) {
+        take: impl FnOnce(&mut LockTable, Now, &mut dyn World, &mut Step) -> T,
+    ) -> (T, usize) {
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
-        let Outcome { result, step } = step(&mut table, now, self);
+        let mut step = Step::default();
+        let result = take(&mut table, now, self, &mut step);
         self.table = table;
         self.hear_of_keys();
         self.apply(at, &step.effects);
@@ -849,8 +850,9 @@ impl CoreSide {
     fn do_due(&mut self, due: Due) -> usize {
         let at = db_key(&due.key);
         let known = self.look(at);
-        let (_, answered) =
-            self.step_and_count(at, |table, now, world| table.do_due(due, known, now, world));
+        let ((), answered) = self.step_and_count(at, |table, now, world, step| {
+            table.do_due(due, known, now, world, step);
+        });
         1 + answered
     }
 

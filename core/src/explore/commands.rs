@@ -14,7 +14,7 @@ use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use crate::table::{Acquired, Outcome, Transition};
+use crate::table::{Acquired, Step, Transition};
 use crate::token::FencingToken;
 
 impl World {
@@ -36,10 +36,10 @@ impl World {
         seen: &mut Seen,
         stored: Lock,
         command: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
-    ) -> Outcome<T> {
+    ) -> (Result<T, LockError>, Step) {
         let (cast, key) = (Rc::clone(&self.cast), seen.key);
-        self.step(seen, |table, now, world| {
-            table.step(cast.key(key), stored, now, world, command)
+        self.step(seen, |table, now, world, step| {
+            table.step(cast.key(key), stored, now, world, step, command)
         })
     }
 
@@ -67,8 +67,7 @@ impl World {
     }
 
     pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked {
-        let owner = self.owner(at).clone();
-        let client = self.client(at);
+        let (owner, client) = (self.owner(at).clone(), self.client(at));
         let request = AcquireRequest {
             owner,
             lease: lease(ask.lease_ms),
@@ -89,20 +88,20 @@ impl World {
         let own = self.own(key, number, ask);
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
-        let done = self.obey(&mut seen, stored, |step| step.acquire(request, wait));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.acquire(request, wait));
         // Whether it was told before that it holds the lock.
         let mut was_held = false;
-        if let Ok(Acquired::Granted(token)) = done.result {
+        if let Ok(Acquired::Granted(token)) = result {
             seen.granted = Some(token);
             was_held = match self.is_untold(key, number, token) {
                 true => self.known[key][number].told == Some(token),
                 false => seen.had(self, number, token),
             };
         }
-        let withheld = done.step.withheld;
+        let withheld = done.withheld;
         // Whoever was handed the lock came before.
-        self.apply(done.step, &mut seen)?;
-        match done.result {
+        self.apply(done, &mut seen)?;
+        match result {
             Ok(Acquired::Queued(id)) => {
                 holds!(invariants::who_asks_again_keeps_its_position(self, own, id))?;
                 self.queued(at, key, ask, id);
@@ -191,8 +190,8 @@ impl World {
             extent,
         };
         seen.gives_up = request.token.is_none() && held.is_none();
-        let done = self.obey(&mut seen, stored, |step| step.release(&request));
-        let (result, client) = (done.result.clone(), self.client(at));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.release(&request));
+        let client = self.client(at);
         self.say(|_| format!("{result:?}"));
         let known = &mut self.known[key][number];
         match result {
@@ -219,7 +218,7 @@ impl World {
             self, &held, &request, &result
         ))?;
         let gives_up = seen.gives_up;
-        self.apply(done.step, &mut seen)?;
+        self.apply(done, &mut seen)?;
         if gives_up && self.waiter_of(key, number).is_some() {
             return broken("a_release_gives_a_wait_up", self.picture());
         }
@@ -246,14 +245,14 @@ impl World {
             lease: lease(lease_ms),
             token,
         };
-        let done = self.obey(&mut seen, stored, |step| step.renew(&request));
-        let renewed = done.result == Ok(true);
+        let (result, done) = self.obey(&mut seen, stored, |step| step.renew(&request));
+        let renewed = result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         holds!(invariants::renewals_need_a_hold(
             self, &held, &request, renewed
         ))?;
         // A hold of Redisson's gets its token now.
-        let given = done.step.effects.iter().find_map(|effect| match effect {
+        let given = done.effects.iter().find_map(|effect| match effect {
             Effect::SetHolder { new_token, .. } => *new_token,
             _ => None,
         });
@@ -262,9 +261,9 @@ impl World {
             let until_ms = self.now_ms + lease_ms;
             self.may_shorten(key, number, until_ms);
             let grant = Grant::new(key, token, None, true, until_ms);
-            self.reply(at, done.step.withheld, grant)?;
+            self.reply(at, done.withheld, grant)?;
         }
-        self.apply(done.step, &mut seen)?;
+        self.apply(done, &mut seen)?;
         invariants::check_step(self, &seen)?;
         Ok(renewed)
     }
@@ -289,8 +288,8 @@ impl World {
             return Ok(());
         };
         let mut seen = Seen::before(self, key, None);
-        let done = self.obey(&mut seen, stored, |step| step.break_lock(None));
-        let broken = done.result == Ok(true);
+        let (result, done) = self.obey(&mut seen, stored, |step| step.break_lock(None));
+        let broken = result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {
             seen.released = true;
@@ -305,7 +304,7 @@ impl World {
                 known.tied = known.tied.filter(|tied| before != Some(tied.token));
             }
         }
-        self.apply(done.step, &mut seen)?;
+        self.apply(done, &mut seen)?;
         invariants::check_step(self, &seen)
     }
 }

@@ -14,7 +14,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::ClientId;
-use crate::table::{self, Answer, LockTable, Outcome, Step, WORK_A_WAKE};
+use crate::table::{self, Answer, LockTable, Step, WORK_A_WAKE};
 use crate::token::FencingToken;
 
 /// Answers what a step asks.
@@ -72,18 +72,19 @@ impl World {
     pub(super) fn step<T>(
         &mut self,
         seen: &mut Seen,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Outcome<T>,
-    ) -> Outcome<T> {
-        let (mut table, now) = (std::mem::take(&mut self.table), self.now());
+        take: impl FnOnce(&mut LockTable, Now, &mut dyn table::World, &mut Step) -> T,
+    ) -> (T, Step) {
+        let (mut step, now) = (Step::default(), self.now());
+        let mut table = std::mem::take(&mut self.table);
         table.settings.acks = (self.replicas > 0).then(|| Acknowledgement {
             replicas: self.replicas,
             connected: self.replicas,
             timeout_ms: self.scope().times.acks,
             client: seen.asker.map(|at| self.client(at)),
         });
-        let done = step(&mut table, now, &mut Asked { world: self, seen });
+        let result = take(&mut table, now, &mut Asked { world: self, seen }, &mut step);
         self.table = table;
-        done
+        (result, step)
     }
 
     /// Publishes the grant of a place. Returns whether anybody hears it.
@@ -335,10 +336,10 @@ impl World {
             let stored = self.read(key);
             let mut seen = Seen::before(self, key, None);
             self.table.settings.reads_other_keys = true;
-            let done = self.step(&mut seen, |table, now, world| {
-                table.do_due(due, stored, now, world)
+            let ((), step) = self.step(&mut seen, |table, now, world, step| {
+                table.do_due(due, stored, now, world, step);
             });
-            self.apply(done.step, &mut seen)?;
+            self.apply(step, &mut seen)?;
             invariants::check_step(self, &seen)?;
         }
         self.close_clients()?;

@@ -3,7 +3,7 @@
 //! searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, LockTable, Outcome, Step, World};
+use super::{Answer, LockTable, Step, World};
 use crate::bounds::{GRANTS_A_STEP, bound};
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -119,16 +119,17 @@ impl LockTable {
         if !is_settled {
             return Some(OVERDUE_MS);
         }
-        let rechecks = self.queues.next_recheck_ms();
         let time_outs = self.time_outs.first();
         let time_outs = time_outs.map(|(at_ms, _)| at_ms - now.steady_ms + now.ms());
         let unclaimed = self.unclaimed.values().next().copied();
-        rechecks
-            .into_iter()
-            .chain(self.sessions.next_renewal_ms())
-            .chain(time_outs)
-            .chain(unclaimed)
-            .min()
+        let rechecks = self.queues.next_recheck_ms();
+        let all = [
+            rechecks,
+            self.sessions.next_renewal_ms(),
+            time_outs,
+            unclaimed,
+        ];
+        all.into_iter().flatten().min()
     }
 
     /// Takes at most `at_most` clients whose connections have to be closed.
@@ -140,13 +141,13 @@ impl LockTable {
     /// The lock that is due next, if one is. Nothing changes.
     pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
-        let wait = || self.queues.key_of(*self.unchecked.first()?);
+        let wait = || self.queues.waiter(*self.unchecked.first()?);
         let ended = self.ended.next_key().cloned();
         ended
             .or_else(renewal)
             .or_else(|| self.queues.next_due(now_ms).cloned())
             .or_else(|| self.queues.next_of_round().cloned())
-            .or_else(|| wait().cloned())
+            .or_else(|| Some(wait()?.key.clone()))
     }
 
     /// Takes something that is due, of each kind in turn. It is done by
@@ -177,8 +178,8 @@ impl LockTable {
     fn take_unchecked(&mut self) -> Option<Due> {
         while let Some(id) = self.unchecked.pop_first() {
             // Who waits no more need not be checked.
-            if let Some(key) = self.queues.key_of(id).cloned() {
-                let work = Work::CheckWait(id);
+            if let Some(waiter) = self.queues.waiter(id) {
+                let (key, work) = (waiter.key.clone(), Work::CheckWait(id));
                 return Some(Due { key, work });
             }
         }
@@ -192,7 +193,8 @@ impl LockTable {
         stored: Result<Lock, LockError>,
         now: Now,
         world: &mut dyn World,
-    ) -> Outcome<()> {
+        step: &mut Step,
+    ) {
         let key = due.key.as_ref();
         let stored = match stored {
             Ok(stored) => stored,
@@ -202,17 +204,18 @@ impl LockTable {
                     // It is no lock at the moment, and may be one again.
                     self.not_kept(HoldId::new(key, owner), now.ms());
                 }
-                return self.refuse_all(key, &error, now.ms());
+                self.refuse_all(key, &error, now.ms(), step);
+                return;
             }
         };
-        self.step(key, stored, now, world, |step| {
+        let _: Result<(), LockError> = self.step(key, stored, now, world, step, |step| {
             match &due.work {
                 Work::Recheck => {}
                 Work::Keep(owner) => step.keep(owner),
                 Work::CheckWait(id) => step.check_wait(*id),
             }
             Ok(())
-        })
+        });
     }
 
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
@@ -239,8 +242,7 @@ impl LockTable {
     }
 
     /// The key has become something else. Who waits for it is told so.
-    fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Outcome<()> {
-        let mut step = Step::default();
+    fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64, step: &mut Step) {
         while step.answers.len() < bound(GRANTS_A_STEP)
             && let Some(id) = self.queues.first(key).map(|first| first.id)
             && let Some(waiter) = self.remove_waiter(id)
@@ -250,10 +252,6 @@ impl LockTable {
             step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
-        Outcome {
-            result: Ok(()),
-            step,
-        }
     }
 
     /// What was taken can't be done now. It will be due again.
@@ -332,6 +330,6 @@ impl LockTable {
     /// Whether this waiter is in a queue.
     #[cfg(test)]
     pub(crate) fn is_waiting(&self, id: WaiterId) -> bool {
-        self.queues.key_of(id).is_some()
+        self.queues.waiter(id).is_some()
     }
 }

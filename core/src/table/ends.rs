@@ -63,10 +63,7 @@ impl Transition<'_> {
     pub(super) fn is_next_in_line(&mut self, newcomer: &Owner) -> bool {
         let is_alone = self.table.queues.length(self.key) == 1;
         let first = self.first_in_line();
-        let is_first = match first {
-            Some(first) => is_alone && first.request.owner == *newcomer,
-            None => true,
-        };
+        let is_first = first.is_none_or(|first| is_alone && first.request.owner == *newcomer);
         is_first && self.passed < PASSED_A_STEP
     }
 

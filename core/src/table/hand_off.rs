@@ -11,7 +11,7 @@ use crate::outbox::Out;
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
-use crate::sessions::SessionToBe;
+use crate::sessions::{HoldId, SessionToBe};
 use crate::token::FencingToken;
 
 /// A grant of this step.
@@ -68,7 +68,8 @@ impl Transition<'_> {
         }
         if let Some(client) = self.withholds() {
             let id = self.table.queues.new_id();
-            let out = self.out(Addressee::Blocked(id, client), request, grant);
+            let hold = self.hold_of(&request.owner);
+            let out = self.out(Addressee::Blocked(id, client), hold, request, grant);
             self.withhold(out);
             self.step.withheld = Some(id);
             return Ok(Some(token));
@@ -173,10 +174,10 @@ impl Transition<'_> {
     }
 
     /// What is to be told of a grant.
-    fn out(&self, to: Addressee, request: &AcquireRequest, grant: Grant) -> Out {
+    fn out(&self, to: Addressee, hold: HoldId, request: &AcquireRequest, grant: Grant) -> Out {
         Out {
             to,
-            hold: self.hold_of(&request.owner),
+            hold,
             token: grant.token,
             holds: self.holds_of(&request.owner),
             before: Some(grant.before),
@@ -365,7 +366,7 @@ impl Transition<'_> {
         let holders = self.lock.holders();
         if holders.len() <= self.table.queues.length(self.key) {
             let owners = holders.iter().map(|holder| &holder.owner);
-            let waits = |owner: &&Owner| self.table.queues.waits(owner);
+            let waits = |owner: &&Owner| self.table.queues.waiter_of(self.key, owner).is_some();
             return owners.filter(waits).cloned().collect();
         }
         let waiting = self.table.queues.waiters(self.key);
@@ -419,7 +420,8 @@ impl Transition<'_> {
                     let over_ms = until_ms.saturating_add(1);
                     self.table.unclaimed.insert(token, over_ms);
                 }
-                let out = self.out(waiter.addressee(), request, grant);
+                let hold = HoldId::new(waiter.key.clone(), &request.owner);
+                let out = self.out(waiter.addressee(), hold, request, grant);
                 if is_told {
                     self.withheld += 1;
                     self.table.told(out, self.now.ms());

@@ -290,17 +290,13 @@ impl Server {
     fn step<T>(
         &mut self,
         key: KeyRef<'_>,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Outcome<T>,
+        take: impl FnOnce(&mut LockTable, Now, &mut dyn World, &mut Step) -> Result<T, LockError>,
     ) -> Result<T, LockError> {
         self.granted_places.clear();
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
-        let done = step(&mut table, now, self);
+        let mut step = Step::default();
+        let result = take(&mut table, now, self, &mut step);
         self.table = table;
-        self.do_step(key, done)
-    }
-
-    fn do_step<T>(&mut self, key: KeyRef<'_>, done: Outcome<T>) -> Result<T, LockError> {
-        let Outcome { result, step } = done;
         let value = self.keys.entry(key.into()).or_default();
         value.apply(&step.effects);
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
@@ -367,8 +363,8 @@ impl Server {
         });
         let stored = self.look_for(key)?;
         self.asks_by(ask.client);
-        let acquired = self.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| {
+        let acquired = self.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| {
                 step.acquire(ask.request, wait)
             })
         })?;
@@ -429,8 +425,8 @@ impl Server {
         };
         let stored = self.look_for(key)?;
         self.asker = Some(ask(name).client);
-        self.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| step.release(&request))
+        self.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| step.release(&request))
         })
     }
 
@@ -466,23 +462,23 @@ impl Server {
 
     fn try_renew(&mut self, key: KeyRef<'_>, request: &RenewRequest) -> Result<bool, LockError> {
         let stored = self.look_for(key)?;
-        self.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| step.renew(request))
+        self.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| step.renew(request))
         })
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
         let stored = self.look_for(key).unwrap();
-        let broken = self.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| step.break_lock(token))
+        let broken = self.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| step.break_lock(token))
         });
         broken.unwrap()
     }
 
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
         let stored = self.look_for(key).unwrap();
-        let is_held = self.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| step.guard(token))
+        let is_held = self.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| step.guard(token))
         });
         is_held.unwrap()
     }
@@ -571,8 +567,9 @@ impl Server {
         self.steps += 1;
         let key = due.key.clone();
         let stored = self.look(key.as_ref());
-        let done = self.step(key.as_ref(), |table, now, world| {
-            table.do_due(due, stored, now, world)
+        let done = self.step(key.as_ref(), |table, now, world, done| {
+            table.do_due(due, stored, now, world, done);
+            Ok(())
         });
         done.unwrap();
     }
@@ -671,7 +668,7 @@ impl Server {
         let table = &self.table;
         assert!(!table.awaits_replicas());
         assert_eq!(table.totals(self.now()).withheld, 0);
-        assert!(!table.anybody_waits() && !table.remembers_holds());
+        assert!(table.queues.is_empty() && !table.remembers_holds());
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
         assert!(table.time_outs.is_empty() && table.unclaimed.is_empty());
         assert!(table.untold.is_empty());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{LockTable, LogLine, Outcome, Step, World};
+use super::{LockTable, LogLine, Step, World};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
@@ -37,43 +37,33 @@ pub struct Transition<'t> {
     pub(super) replaced: Vec<Addressee>,
     /// Whether who asks waits from now on.
     pub(super) has_queued: bool,
-    pub(super) step: Step,
+    pub(super) step: &'t mut Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
 }
 
-impl<'t> Transition<'t> {
+impl Transition<'_> {
     /// Ends what is over.
-    #[inline]
-    pub(super) fn begin(
-        table: &'t mut LockTable,
-        key: KeyRef<'t>,
-        stored: Lock,
-        now: Now,
-        world: &'t mut dyn World,
-    ) -> Self {
-        let before = table.queues.seen_mut(key).map(std::mem::take);
-        let mut transition = Self {
-            table,
-            key,
-            now,
-            world,
-            lock: stored,
-            withheld: 0,
-            unheard: 0,
-            passed: 0,
-            earlier: None,
-            replaced: Vec::new(),
-            has_queued: false,
-            step: Step::default(),
+    pub(super) fn begin(&mut self) {
+        if let Some(before) = self.table.queues.seen_mut(self.key).map(std::mem::take) {
+            self.compare(&before);
+            self.see_lease_end(&before);
             #[cfg(feature = "planted-faults")]
-            noted_before: before.clone(),
-        };
-        if let Some(before) = before {
-            transition.compare(&before);
+            self.noted_before.replace(before);
         }
-        transition.end_what_is_over();
-        transition
+        self.end_what_is_over();
+    }
+
+    /// Where a step is not told when a lease ends, what the last one has seen serves: who has
+    /// set another end since has the lock looked at very soon.
+    fn see_lease_end(&mut self, before: &Lock) {
+        if let ([holder], [seen]) = (&mut self.lock.holders[..], before.holders())
+            && holder.lease_end_ms.is_none()
+            && (&holder.owner, holder.token) == (&seen.owner, seen.token)
+        {
+            (holder.lease_end_ms, self.lock.expires_at_ms) =
+                (seen.lease_end_ms, before.expires_at_ms);
+        }
     }
 
     /// Counts the holders that are gone since the last step.
@@ -175,7 +165,7 @@ impl<'t> Transition<'t> {
 
     /// Plans the next look at this lock, and remembers what has to be.
     #[inline]
-    pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Outcome<T> {
+    pub(super) fn finish(&mut self) {
         self.step.freed &= self.lock.is_free();
         self.step.stream_goes_on &= self.step.effects.is_empty();
         if self.table.queues.contended(self.key) {
@@ -189,12 +179,8 @@ impl<'t> Transition<'t> {
                 self.lock = before;
             }
             if let Some(seen) = self.table.queues.seen_mut(self.key) {
-                *seen = self.lock;
+                *seen = std::mem::take(&mut self.lock);
             }
-        }
-        Outcome {
-            result,
-            step: self.step,
         }
     }
 

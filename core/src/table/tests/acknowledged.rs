@@ -691,8 +691,8 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
         server.effects = Effects::new();
         let stored = server.look_for(key).unwrap();
         server.table.settings.acks.as_mut().unwrap().client = None;
-        let result = server.step(key, |table, now, world| {
-            table.step(key, stored, now, world, |step| {
+        let result = server.step(key, |table, now, world, done| {
+            table.step(key, stored, now, world, done, |step| {
                 step.acquire(ask.request, None)
             })
         });
