@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil};
+use redis_lock_testing::{Client, Server, eventually, int, need_files, nil};
 
-fn start() -> TestServer {
-    TestServer::start_with(&["--maxclients", "12000"])
+fn start() -> Server {
+    Server::start_with(&["--maxclients", "12000"])
 }
 
 #[track_caller]
@@ -42,7 +42,7 @@ fn a_million_acquires_and_releases_leave_no_memory_behind() {
 }
 
 /// The first wait and the first release make the tables in which all are counted.
-fn have_times_counted(server: &TestServer) {
+fn have_times_counted(server: &Server) {
     let (mut holder, mut waiter) = (server.client(), server.client());
     holder.call("LOCK.ACQUIRE first holder");
     waiter.send("LOCK.ACQUIRE first waiter BLOCK 0");
@@ -54,7 +54,7 @@ fn have_times_counted(server: &TestServer) {
 
 const WAITERS: usize = 10_000;
 
-fn used_to_crowds() -> TestServer {
+fn used_to_crowds() -> Server {
     need_files(10_500);
     let server = start();
     let mut observer = server.client();
@@ -64,7 +64,7 @@ fn used_to_crowds() -> TestServer {
     server
 }
 
-fn crowd(server: &TestServer, command: impl Fn(usize) -> String) -> Vec<Option<Client>> {
+fn crowd(server: &Server, command: impl Fn(usize) -> String) -> Vec<Option<Client>> {
     let mut ping = server.client();
     let clients = (0..WAITERS)
         .map(|i| {

@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redis_lock_testing::{Clock, Play, TestServer};
+use redis_lock_testing::{Clock, Play, Server};
 
 /// Tokens of a clock that is so many seconds ahead have these names from here on.
 fn name_tokens(play: &mut Play) {
@@ -111,7 +111,7 @@ fn a_server_that_loads_its_data_gives_greater_tokens_than_any_in_it() {
         (&["--save", "3600 1"], "o > SAVE -> OK"),
     ] {
         for (stored, next) in [("$t50", "$t50+1.."), ("$t120", "1..$t120")] {
-            let mut play = Play::on(TestServer::start_with(options));
+            let mut play = Play::on(Server::start_with(options));
             name_tokens(&mut play);
             play.run(&store("k", stored)).run(written);
             play.run(&format!("crash \n o > LOCK.ACQUIRE new o LONG -> {next}"));

@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Play, TestServer, module};
+use redis_lock_testing::{Play, Server, Signal, module, signal};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
-fn upgrade(node: &mut TestServer, module: &Path, primary: SocketAddr) {
-    node.shut_down().unwrap();
+fn upgrade(node: &mut Server, module: &Path, primary: SocketAddr) {
+    signal(node.pid().unwrap(), Signal::TERM).unwrap();
+    node.await_end().unwrap();
     let mut setup = node.setup.clone();
     if let Some(newer) = std::env::var_os("REDISLOCK_NEWER_SERVER") {
         setup.binary = newer.into();
@@ -22,7 +23,7 @@ fn upgrade(node: &mut TestServer, module: &Path, primary: SocketAddr) {
         true => setup,
         false => setup.replica_of(primary),
     };
-    node.restart();
+    node.restart().unwrap();
     node.await_link().unwrap();
     let modules = format!("{:?}", node.client().call("MODULE LIST"));
     assert!(modules.contains("newer.so"), "{modules}");

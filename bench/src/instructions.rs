@@ -376,10 +376,10 @@ impl Counted {
         if durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
         }
-        let server = Server::start(setup)?;
+        let server = setup.start()?;
         let mut replica = None;
         if durable {
-            let fed = server.replica(Setup::of(options.subject.server()))?;
+            let fed = server.replica_with(Setup::of(options.subject.server()))?;
             server.connect()?.call_ok(&["SET", "fed", "1"])?;
             let mut observer = fed.connect()?;
             replica = Some(fed);

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis_lock_client::{Error, Lock, LockClient, LockGuard, Lost};
-use redis_lock_testing::{Client, Control, Fate, Proxy, TestServer};
+use redis_lock_testing::{Client, Control, Fate, Proxy, Server};
 
 use support::{
     IMPATIENT, assert_nothing_left, calls, connect_through, eventually, give_back, granted, queue,
@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// A client behind a proxy, and a stranger who holds the lock, at a server with this
 /// first lease.
 struct Scene {
-    server: TestServer,
+    server: Server,
     proxy: Proxy,
     client: LockClient,
     stranger: Client,
@@ -25,7 +25,7 @@ struct Scene {
 
 impl Scene {
     async fn new(first_lease_ms: u64) -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         let proxy = Proxy::to(server.addr()).unwrap();
         let mut scene = Self {
             client: connect_through(&proxy, IMPATIENT).await,

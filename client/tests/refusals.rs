@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient, LockGuard};
-use redis_lock_testing::{Fate, TestServer};
+use redis_lock_testing::{Fate, Server};
 
 use support::{assert_nothing_left, connect, eventually, soon, start_behind_a_proxy, take, url_as};
 
@@ -93,7 +93,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
 
 #[tokio::test]
 async fn a_right_or_a_password_that_comes_back_is_used() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut admin = server.client();
     let client = LockClient::connect(url_as(&server, "locks", ""))
         .await

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, Lost};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 use tokio::runtime::{Builder, Runtime};
 
 use support::{connect, connect_with_leases, free, soon, take, take_away};
@@ -20,7 +20,7 @@ fn idle_runtime() -> Runtime {
 
 #[test]
 fn what_a_runtime_drops_before_it_ends_is_given_back() {
-    let server = TestServer::start();
+    let server = Server::start();
     let lasting = Runtime::new().unwrap();
     let client = lasting.block_on(connect(&server));
     let brief = idle_runtime();
@@ -39,7 +39,7 @@ fn what_a_runtime_drops_before_it_ends_is_given_back() {
 
 #[test]
 fn with_the_runtime_of_its_client_all_ends_and_nothing_hangs() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (brief, lasting) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let client = brief.block_on(connect_with_leases(&server, LEASE / 3));
     let held = brief.block_on(take(&client, "held"));

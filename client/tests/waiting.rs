@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Lock, LockClient};
-use redis_lock_testing::{Client, Fate, Proxy, TestServer, text};
+use redis_lock_testing::{Client, Fate, Proxy, Server, text};
 
 use support::{
     assert_nothing_left, eventually, give_back, queue, take_away, url_as, waiters, within,
@@ -65,7 +65,7 @@ const OF_BLOCKED: [Event; 7] = [
 ];
 
 struct Scene {
-    server: TestServer,
+    server: Server,
     proxy: Proxy,
     client: LockClient,
     stranger: Client,
@@ -74,7 +74,7 @@ struct Scene {
 impl Scene {
     /// A client of a user who may do all but what these rules take.
     async fn new(rules: &str) -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         let proxy = Proxy::to(server.addr()).unwrap();
         url_as(&server, "user", rules);
         let url = format!("redis://user:secret@{}", proxy.addr());
@@ -142,7 +142,10 @@ impl Scene {
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                 };
-                if tokio::time::timeout(Duration::from_secs(1), heard).await.is_ok() {
+                if tokio::time::timeout(Duration::from_secs(1), heard)
+                    .await
+                    .is_ok()
+                {
                     break;
                 }
             }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
 use redis_lock_testing::{
-    Authority, Clock, Cluster, Connection, Error, Fate, MovingSlot, Proxy, Result, Sentinels,
-    TestServer, TlsServer, sentinel,
+    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, TlsServer,
+    sentinel,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -13,10 +14,10 @@ use serde_json::{Map, Value, json};
 use crate::scenario::{Kind, Node, Scenario};
 
 enum Servers {
-    Single(Vec<TestServer>),
+    Single(Vec<Server>),
     Tls(Box<TlsServer>, Box<Authority>),
     Sentinel(Box<Sentinels>),
-    Cluster(MovingSlot),
+    Cluster(Box<Play>),
 }
 
 /// All that.
@@ -39,10 +40,10 @@ impl Bed {
     pub fn start(scenario: &Scenario) -> Result<Self> {
         let options: Vec<&str> = scenario.options.iter().map(String::as_str).collect();
         let servers = match scenario.bed {
-            Kind::One => Servers::Single(vec![TestServer::start_with(&options)]),
-            Kind::Plain => Servers::Single(vec![TestServer::start_plain(&options)]),
+            Kind::One => Servers::Single(vec![Server::start_with(&options)]),
+            Kind::Plain => Servers::Single(vec![Server::start_plain(&options)]),
             Kind::Replica => {
-                let primary = TestServer::start_with(&options);
+                let primary = Server::start_with(&options);
                 let replica = primary.replica(true);
                 Servers::Single(vec![primary, replica])
             }
@@ -52,7 +53,7 @@ impl Bed {
                 Servers::Tls(Box::new(server), Box::new(authority))
             }
             Kind::Sentinel => Servers::Sentinel(Box::new(Sentinels::start())),
-            Kind::Cluster => Servers::Cluster(MovingSlot::start()),
+            Kind::Cluster => Servers::Cluster(Box::new(Play::moving())),
         };
         let mut bed = Self {
             servers,
@@ -85,7 +86,7 @@ impl Bed {
                 "kind": "sentinel", "urls": sentinels.addrs().map(url), "service": "locks",
             }),
             Servers::Cluster(moving) => {
-                let nodes = moving.cluster.nodes.iter();
+                let nodes = [&moving.server].into_iter().chain(moving.others.values());
                 let urls: Vec<_> = nodes.map(|node| url(node.addr())).collect();
                 json!({ "kind": "cluster", "urls": urls })
             }
@@ -94,25 +95,25 @@ impl Bed {
     }
 
     /// A key in the slot that can move.
-    pub fn key(&self) -> Option<&str> {
+    pub fn key(&self) -> Option<String> {
         match &self.servers {
-            Servers::Cluster(moving) => Some(&moving.key),
+            Servers::Cluster(moving) => Some(moving.with_names("$key")),
             _ => None,
         }
     }
 
-    fn server(&mut self, node: Node) -> Result<&mut TestServer> {
+    fn server(&mut self, node: Node) -> Result<&mut Server> {
         let mut nodes: Vec<_> = match &mut self.servers {
             Servers::Single(servers) => servers.iter_mut().collect(),
             Servers::Tls(server, _) => vec![&mut server.plain],
-            Servers::Cluster(MovingSlot {
-                cluster: Cluster { nodes, .. },
-                ..
-            }) => nodes.iter_mut().collect(),
+            Servers::Cluster(moving) => {
+                let Play { server, others, .. } = &mut **moving;
+                [server].into_iter().chain(others.values_mut()).collect()
+            }
             Servers::Sentinel(sentinels) => {
                 let named = sentinels.addrs().map(sentinel::primary);
                 let is_primary =
-                    |server: &&mut TestServer| named.iter().all(|it| *it == Some(server.addr()));
+                    |server: &&mut Server| named.iter().all(|it| *it == Some(server.addr()));
                 let all = [&mut sentinels.primary].into_iter();
                 let all = all.chain(&mut sentinels.replicas);
                 all.filter(|it| node >= 0 || is_primary(it)).collect()
@@ -206,25 +207,23 @@ impl Bed {
     }
 
     /// Does something: to the server (`stop`, `go_on`, `kill`, `restart`), to the cluster
-    /// (`move`, of this key's slot), to the clock of the actors (`set_clock`, so many ms
+    /// (`move`, of the slot that can move), to the clock of the actors (`set_clock`, so many ms
     /// ahead), or to the network: whatever `Fate` names, `hang_up`, `half_close`.
     pub fn act(&mut self, act: &str, at: Node, ms: i64, word: &str, error: &str) -> Result<()> {
         let fate = match act {
             "stop" | "go_on" | "kill" | "restart" => {
                 let server = self.server(at)?;
                 match act {
-                    "stop" => server.stop(),
-                    "go_on" => server.go_on(),
+                    "stop" => server.stop()?,
+                    "go_on" => server.go_on()?,
                     "kill" => server.crash(),
-                    _ => server.restart(),
+                    _ => server.restart()?,
                 }
                 return Ok(());
             }
             "move" => {
-                if let Servers::Cluster(moving) = &self.servers {
-                    moving.begin();
-                    moving.migrate(word);
-                    moving.finish();
+                if let Servers::Cluster(moving) = &mut self.servers {
+                    moving.run(BEGIN_MOVE).run(MIGRATE_KEY).run(END_MOVE);
                 }
                 return Ok(());
             }

@@ -27,15 +27,13 @@ pub struct Setup {
     pub options: Vec<String>,
     /// Environment variables.
     pub environment: Vec<(String, String)>,
-    /// Where it stores and logs; else in a directory of its own, which goes with
-    /// it unless a test fails.
+    /// Where it stores and logs; else in a directory of its own, which goes with it unless a
+    /// test fails.
     pub dir: Option<PathBuf>,
     /// The one processor that it shall run on.
     pub processor: Option<usize>,
     /// What its configuration file says at first.
     pub config: Option<String>,
-    /// Whether it shall be part of a cluster.
-    pub in_cluster: bool,
 }
 
 impl Setup {
@@ -53,6 +51,13 @@ impl Setup {
         self
     }
 
+    /// With these arguments of the module more.
+    pub fn module_args(mut self, args: &[&str]) -> Self {
+        self.module_args
+            .extend(args.iter().map(ToString::to_string));
+        self
+    }
+
     /// With these options more.
     pub fn options(mut self, options: &[&str]) -> Self {
         self.options.extend(options.iter().map(ToString::to_string));
@@ -65,23 +70,43 @@ impl Setup {
         self.options(&["--replicaof", &host, &port])
     }
 
-    /// With this environment variable.
-    pub fn environment(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.into(), value.into()));
-        self
-    }
-
     /// As a node that is in no cluster yet.
     pub fn in_a_cluster(self) -> Self {
-        let mut setup = self.options(&["--cluster-node-timeout", "10000"]);
-        setup.in_cluster = true;
-        setup
+        self.options(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "10000",
+        ])
     }
 
-    /// In this directory, which stays.
-    pub fn in_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.dir = Some(dir.into());
-        self
+    /// Starts the server, and waits until it has loaded its data.
+    pub fn start(self) -> Result<Server> {
+        let own_dir = self.dir.is_none().then(tempfile::tempdir).transpose()?;
+        let own = own_dir.as_ref().map(|own| own.path().to_owned());
+        let dir = self.dir.clone().or(own).unwrap_or_default();
+        std::fs::create_dir_all(&dir)?;
+        if let Some(config) = &self.config {
+            std::fs::write(dir.join("server.conf"), config)?;
+        }
+        let mut server = Server {
+            setup: self,
+            child: None,
+            port: 0,
+            bus_port: 0,
+            dir,
+            own_dir,
+        };
+        // Somebody may take a port between our look and the server's.
+        for _ in 0..5 {
+            server.port = free_port()?;
+            server.bus_port = free_port()?;
+            match server.launch() {
+                Err(_) if server.finds_port_taken() => {}
+                started => return started.map(|()| server),
+            }
+        }
+        Err(server.error("finds no free port"))
     }
 }
 
@@ -103,37 +128,6 @@ fn free_port() -> Result<u16> {
 }
 
 impl Server {
-    /// Starts a server, and waits until it has loaded its data.
-    pub fn start(setup: Setup) -> Result<Self> {
-        let own_dir = setup.dir.is_none().then(tempfile::tempdir).transpose()?;
-        let dir = match &own_dir {
-            Some(own) => own.path().to_owned(),
-            None => setup.dir.clone().unwrap_or_default(),
-        };
-        std::fs::create_dir_all(&dir)?;
-        if let Some(config) = &setup.config {
-            std::fs::write(dir.join("server.conf"), config)?;
-        }
-        let mut server = Self {
-            setup,
-            child: None,
-            port: 0,
-            bus_port: 0,
-            dir,
-            own_dir,
-        };
-        // Somebody may take a port between our look and the server's.
-        for _ in 0..5 {
-            server.port = free_port()?;
-            server.bus_port = free_port()?;
-            match server.restart() {
-                Err(_) if server.log().contains("ddress already in use") => {}
-                started => return started.map(|()| server),
-            }
-        }
-        Err(server.error("finds no free port"))
-    }
-
     fn error(&self, what: &str) -> Error {
         let dir = self.dir.display();
         Error::new(format!("the server of {dir} {what}:\n{}", self.log()))
@@ -141,6 +135,20 @@ impl Server {
 
     /// Starts it again on its port and its data, after a crash or with one.
     pub fn restart(&mut self) -> Result<()> {
+        // Its port may be somebody else's for a moment.
+        let mut launched = Ok(());
+        comes_true(SOON, || {
+            launched = self.launch();
+            launched.is_ok() || !self.finds_port_taken()
+        });
+        launched
+    }
+
+    fn finds_port_taken(&self) -> bool {
+        self.log().contains("ddress already in use")
+    }
+
+    fn launch(&mut self) -> Result<()> {
         self.crash();
         let log = self.log_path();
         let log = File::options().create(true).append(true).open(log)?;
@@ -152,6 +160,8 @@ impl Server {
         command
             .envs(setup.environment.iter().cloned())
             .args(["--port", &self.port.to_string()])
+            // The bus would be ten thousand ports higher, which may not exist.
+            .args(["--cluster-port", &self.bus_port.to_string()])
             .args(["--bind", "127.0.0.1", "--save", ""])
             // Sentinels come from another address of this machine.
             .args(["--protected-mode", "no"])
@@ -161,11 +171,6 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if setup.in_cluster {
-            // The bus would be ten thousand ports higher, which may not exist.
-            let bus = self.bus_port.to_string();
-            command.args(["--cluster-enabled", "yes", "--cluster-port", &bus]);
-        }
         if let Some(module) = &setup.module {
             command.arg("--loadmodule").arg(module);
             command.args(&setup.module_args);
@@ -212,12 +217,6 @@ impl Server {
     pub fn forget(&mut self) {
         // Without an append-only file there is nothing to remove.
         let _ = std::fs::remove_dir_all(self.dir.join("appendonlydir"));
-    }
-
-    /// Has it end in good order.
-    pub fn shut_down(&mut self) -> Result<ExitStatus> {
-        self.signal(Signal::TERM)?;
-        self.await_end()
     }
 
     /// Waits until it has ended by itself.
@@ -272,8 +271,8 @@ impl Server {
     }
 
     /// Starts a replica of this server and waits until it is connected.
-    pub fn replica(&self, setup: Setup) -> Result<Self> {
-        let replica = Self::start(setup.replica_of(self.addr()))?;
+    pub fn replica_with(&self, setup: Setup) -> Result<Self> {
+        let replica = setup.replica_of(self.addr()).start()?;
         replica.await_link()?;
         Ok(replica)
     }

@@ -1,7 +1,6 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
 
 use redis::{PushKind, Value};
 use rustix::buffer::spare_capacity;
@@ -82,11 +81,6 @@ impl Client {
     pub fn send(&mut self, command: &str) {
         let words: Vec<&str> = command.split(' ').collect();
         self.send_bytes(&pack(&words));
-    }
-
-    /// Sends a command of any bytes.
-    pub fn send_words(&mut self, words: &[&[u8]]) {
-        self.send_bytes(&pack(words));
     }
 
     /// Sends bytes as they are.
@@ -176,7 +170,7 @@ impl Client {
     /// As [`Client::call`], for any bytes.
     #[track_caller]
     pub fn words(&mut self, words: &[&[u8]]) -> Value {
-        self.send_words(words);
+        self.send_bytes(&pack(words));
         self.reply()
     }
 
@@ -249,33 +243,19 @@ impl Client {
     }
 }
 
-/// Tells which of several clients got something to read first. The kernel keeps
-/// a list of those that can be read, in the order in which they came to be.
-pub struct Arrivals {
-    epoll: OwnedFd,
-    count: usize,
-}
-
-impl Arrivals {
-    /// Watches clients that have nothing to read yet.
-    pub fn at(clients: &[Client]) -> Self {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        for (client, n) in clients.iter().zip(0..) {
-            let data = epoll::EventData::new_u64(n);
-            epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
-        }
-        let count = clients.len();
-        Self { epoll, count }
+/// Which of these clients get something to read while this is done, by their places in the
+/// slice, first come first: the kernel keeps a list of those that can be read, in the order
+/// in which they came to be.
+pub fn arrivals(clients: &[Client], done: impl FnOnce()) -> Vec<u64> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    for (client, n) in clients.iter().zip(0..) {
+        let data = epoll::EventData::new_u64(n);
+        epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
     }
-
-    /// Their places in the slice, first come first. All must have come.
-    #[track_caller]
-    pub fn in_order(self) -> Vec<u64> {
-        let mut events = Vec::with_capacity(self.count);
-        epoll::wait(&self.epoll, spare_capacity(&mut events), None).unwrap();
-        assert_eq!(events.len(), self.count, "not all have come");
-        events.iter().map(|event| event.data.u64()).collect()
-    }
+    done();
+    let mut events = Vec::with_capacity(clients.len());
+    epoll::wait(&epoll, spare_capacity(&mut events), None).unwrap();
+    events.iter().map(|event| event.data.u64()).collect()
 }
 
 #[track_caller]

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::TestServer;
+use crate::{Server, Setup};
 
 const SOURCE: &str = include_str!("clock/settable.c");
 
@@ -44,15 +44,15 @@ impl Clock {
     }
 
     /// A server with the module that goes by this clock.
-    pub fn server(&self) -> TestServer {
+    pub fn server(&self) -> Server {
         self.server_with(&[])
     }
 
     /// The same, with these options, as on its command line.
-    pub fn server_with(&self, options: &[&str]) -> TestServer {
-        let mut setup = TestServer::setup().options(options);
+    pub fn server_with(&self, options: &[&str]) -> Server {
+        let mut setup = Setup::tested().options(options);
         setup.environment.extend(self.environment());
-        TestServer::launch(setup)
+        setup.start().unwrap()
     }
 
     /// What has a process go by this clock.

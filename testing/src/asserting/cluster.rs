@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use super::{Client, TestServer, eventually_within, status};
-use crate::{Connection, Result, SOON, reply_text};
+use super::{Client, eventually_within, status};
+use crate::{Connection, Result, SOON, Server, Setup, reply_text};
 
 /// The slot of a key, by its tag if it has one.
 pub fn slot(key: &str) -> u16 {
@@ -52,7 +52,7 @@ fn ask(node: SocketAddr, what: &str) -> Option<String> {
 /// Three primaries with the module, a third of the slots each.
 pub struct Cluster {
     /// The nodes, in the order of their slots.
-    pub nodes: Vec<TestServer>,
+    pub nodes: Vec<Server>,
     /// Their names in the cluster.
     pub ids: Vec<String>,
 }
@@ -79,13 +79,13 @@ impl Cluster {
 
     /// A node that is in no cluster yet.
     #[track_caller]
-    pub fn node() -> TestServer {
-        TestServer::launch(TestServer::setup().in_a_cluster())
+    pub fn node() -> Server {
+        Setup::tested().in_a_cluster().start().unwrap()
     }
 
     /// A node that has all slots.
     #[track_caller]
-    pub fn of_one_node() -> TestServer {
+    pub fn of_one_node() -> Server {
         let node = Self::node();
         let mut client = node.client();
         let all = "CLUSTER ADDSLOTSRANGE 0 16383";
@@ -116,12 +116,12 @@ impl Cluster {
     /// Checks that no node has crashed.
     #[track_caller]
     pub fn assert_sound(&self) {
-        self.nodes.iter().for_each(TestServer::assert_sound);
+        self.nodes.iter().for_each(Server::assert_sound);
     }
 
     /// A new replica of a node, which that node knows.
     #[track_caller]
-    pub fn add_replica(primary: &TestServer, id: &str) -> TestServer {
+    pub fn add_replica(primary: &Server, id: &str) -> Server {
         let replica = Self::node();
         let addrs = [&replica, primary].map(|node| node.addr().to_string());
         let of_it = ["--cluster-slave", "--cluster-master-id", id];
@@ -145,66 +145,5 @@ impl Cluster {
         let command = [&["reshard", &node, "--cluster-slots", &slots][..], &ways].concat();
         let (is_moved, said) = cluster_command(&command);
         assert!(is_moved, "no reshard: {said}");
-    }
-}
-
-/// A slot of node 0 that moves to node 1.
-pub struct MovingSlot {
-    /// The nodes.
-    pub cluster: Cluster,
-    /// The slot.
-    pub slot: u16,
-    /// A lock in it.
-    pub key: String,
-}
-
-impl MovingSlot {
-    /// One that has not begun to move, of a new cluster.
-    #[track_caller]
-    pub fn start() -> Self {
-        let tag = tag(|slot| slot < 5000, 0);
-        Self {
-            cluster: Cluster::start(),
-            slot: slot(&tag),
-            key: format!("lock:{{{tag}}}"),
-        }
-    }
-
-    /// How many keys of the slot a node has.
-    #[track_caller]
-    pub fn keys_on(&self, node: usize) -> i64 {
-        let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
-        self.cluster.client(node).int(&count)
-    }
-
-    /// Tells a node of the slot's state, as `CLUSTER SETSLOT` has it.
-    #[track_caller]
-    fn set(&self, node: usize, state: &str) {
-        let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
-        assert_eq!(self.cluster.client(node).call(&command), status("OK"));
-    }
-
-    /// Begins the move: new keys go to node 1.
-    #[track_caller]
-    pub fn begin(&self) {
-        self.set(1, &format!("IMPORTING {}", self.cluster.ids[0]));
-        self.set(0, &format!("MIGRATING {}", self.cluster.ids[1]));
-    }
-
-    /// Moves one key.
-    #[track_caller]
-    pub fn migrate(&self, key: &str) {
-        let port = self.cluster.nodes[1].addr().port();
-        let command = format!("MIGRATE 127.0.0.1 {port} {key} 0 5000");
-        assert_eq!(self.cluster.client(0).call(&command), status("OK"));
-    }
-
-    /// Node 1 serves the slot from now on.
-    #[track_caller]
-    pub fn finish(&self) {
-        let state = format!("NODE {}", self.cluster.ids[1]);
-        for node in [1, 0, 2] {
-            self.set(node, &state);
-        }
     }
 }

@@ -46,15 +46,15 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Client, MovingSlot, TestServer, scene};
-use crate::{SOON, comes_true, pack};
+use super::{Client, Cluster, scene, slot, tag};
+use crate::{SOON, Server, comes_true, pack};
 
 /// A scene on a server.
 pub struct Play {
     /// The server.
-    pub server: TestServer,
+    pub server: Server,
     /// Others, by their names.
-    pub others: BTreeMap<String, TestServer>,
+    pub others: BTreeMap<String, Server>,
     observer: Client,
     actors: BTreeMap<String, Actor>,
     /// What tokens and texts are called.
@@ -70,7 +70,7 @@ struct Actor {
 }
 
 impl Actor {
-    fn of(server: &TestServer) -> Self {
+    fn of(server: &Server) -> Self {
         let mut client = server.client();
         Self {
             id: client.int("CLIENT ID"),
@@ -87,9 +87,9 @@ const SHOWN: usize = 40;
 pub type Seen = Result<(), String>;
 
 impl Deref for Play {
-    type Target = TestServer;
+    type Target = Server;
 
-    fn deref(&self) -> &TestServer {
+    fn deref(&self) -> &Server {
         &self.server
     }
 }
@@ -98,12 +98,12 @@ impl Play {
     /// On a new server.
     #[track_caller]
     pub fn start() -> Self {
-        Self::on(TestServer::start())
+        Self::on(Server::start())
     }
 
     /// On this server.
     #[track_caller]
-    pub fn on(server: TestServer) -> Self {
+    pub fn on(server: Server) -> Self {
         Self {
             observer: server.client(),
             server,
@@ -153,7 +153,7 @@ impl Play {
     #[track_caller]
     pub fn assert_all_sound(&self) {
         self.server.assert_sound();
-        self.others.values().for_each(TestServer::assert_sound);
+        self.others.values().for_each(Server::assert_sound);
     }
 
     /// The connection of this name.
@@ -166,7 +166,8 @@ impl Play {
     /// The slot `$slot` of `$key` is to move from node 0 to node 1.
     #[track_caller]
     pub fn moving() -> Self {
-        let MovingSlot { cluster, slot, key } = MovingSlot::start();
+        let cluster = Cluster::start();
+        let tag = tag(|slot| slot < 5000, 0);
         let mut nodes = cluster.nodes.into_iter();
         let mut play = Self::on(nodes.next().unwrap());
         for (name, node) in ["n1", "n2"].into_iter().zip(nodes) {
@@ -175,7 +176,8 @@ impl Play {
         for (nth, id) in cluster.ids.into_iter().enumerate() {
             play.name(&format!("id{nth}"), id);
         }
-        play.name("slot", slot.to_string()).name("key", key);
+        play.name("slot", slot(&tag).to_string());
+        play.name("key", format!("lock:{{{tag}}}"));
         play
     }
 
@@ -268,7 +270,7 @@ impl Play {
                     .strip_prefix("crash for ")
                     .map_or(0, |ms| ms.parse().unwrap());
                 std::thread::sleep(Duration::from_millis(ms));
-                self.server.restart();
+                self.server.restart().unwrap();
                 self.observer = self.server.client();
             }
             _ => return self.words(line),
@@ -308,9 +310,9 @@ impl Play {
                     .actors
                     .insert(who.into(), Actor::of(&self.others[rest]))
             }
-            "starts" => _ = self.others.insert(who.into(), TestServer::start()),
-            "stops" => named.stop(),
-            "goes" => named.go_on(),
+            "starts" => _ = self.others.insert(who.into(), Server::start()),
+            "stops" => named.stop().unwrap(),
+            "goes" => named.go_on().unwrap(),
             "sends" => self.send(who, &parts),
             "ms" => std::thread::sleep(Duration::from_millis(who.parse().unwrap())),
             "gone" => scene::await_gone(&mut self.observer, who.parse().unwrap()),

@@ -1,51 +1,28 @@
-use std::ops::{Deref, DerefMut};
-use std::process::ExitStatus;
+//! What tests ask of a server, which panics where it fails.
 
 use super::client::Client;
 use super::{binary, eventually, module};
-use crate::{SOON, Server, Setup, comes_true};
+use crate::{Server, Setup};
 
 /// With this argument the module does not look at contended locks by itself, as
 /// it does twice a second. So an event that it does not hear makes a test fail.
 /// A test of those looks sets `lock.recheck-interval` before anybody waits.
 pub const NO_REGULAR_LOOKS: [&str; 2] = ["recheck-interval", "3600000"];
 
-/// A server with a directory of its own, which stays if the test fails. It
-/// panics where a [`Server`] returns an error.
-pub struct TestServer(Server);
-
-impl Deref for TestServer {
-    type Target = Server;
-
-    fn deref(&self) -> &Server {
-        &self.0
+impl Setup {
+    fn plain() -> Self {
+        let (debug, module) = ("--enable-debug-command", "--enable-module-command");
+        Self::of(binary()).options(&[debug, "yes", module, "yes"])
     }
-}
 
-impl DerefMut for TestServer {
-    fn deref_mut(&mut self) -> &mut Server {
-        &mut self.0
-    }
-}
-
-fn plain() -> Setup {
-    let (debug, module) = ("--enable-debug-command", "--enable-module-command");
-    Setup::of(binary()).options(&[debug, "yes", module, "yes"])
-}
-
-impl TestServer {
     /// A server with the module, for tests.
-    pub(super) fn setup() -> Setup {
-        let mut setup = plain().module(module());
-        setup.module_args = NO_REGULAR_LOOKS.map(String::from).to_vec();
-        setup
+    pub(super) fn tested() -> Self {
+        let setup = Self::plain().module(module());
+        setup.module_args(&NO_REGULAR_LOOKS)
     }
+}
 
-    #[track_caller]
-    pub(super) fn launch(setup: Setup) -> Self {
-        Self(Server::start(setup).unwrap_or_else(|error| panic!("{error}")))
-    }
-
+impl Server {
     /// A server with the module.
     #[track_caller]
     pub fn start() -> Self {
@@ -55,58 +32,13 @@ impl TestServer {
     /// A server with the module and these options, as on its command line.
     #[track_caller]
     pub fn start_with(options: &[&str]) -> Self {
-        Self::launch(Self::setup().options(options))
+        Setup::tested().options(options).start().unwrap()
     }
 
     /// A server without the module.
     #[track_caller]
     pub fn start_plain(options: &[&str]) -> Self {
-        Self::launch(plain().options(options))
-    }
-
-    /// Runs the server to its end with options, as on its command line, or
-    /// module arguments that it can't start with. Returns its log.
-    #[track_caller]
-    pub fn log_of_failed_start(options: &[&str], module_args: &[&str]) -> String {
-        let mut setup = Setup::of(binary()).options(options).module(module());
-        setup.module_args = module_args.iter().map(ToString::to_string).collect();
-        match Server::start(setup) {
-            Ok(server) => panic!("the server started:\n{}", server.log()),
-            Err(error) => error.into(),
-        }
-    }
-
-    /// Kills the server as a crash would, and starts it again on its data.
-    #[track_caller]
-    pub fn crash_and_restart(&mut self) {
-        self.crash();
-        self.restart();
-    }
-
-    /// Starts the server again on its data.
-    #[track_caller]
-    pub fn restart(&mut self) {
-        // Its port may be somebody else's for a moment.
-        let restarted = comes_true(SOON, || self.0.restart().is_ok());
-        assert!(restarted, "no restart:\n{}", self.log());
-    }
-
-    /// Stops it, until [`TestServer::go_on`].
-    #[track_caller]
-    pub fn stop(&self) {
-        self.0.stop().unwrap();
-    }
-
-    /// Has it go on after [`TestServer::stop`].
-    #[track_caller]
-    pub fn go_on(&self) {
-        self.0.go_on().unwrap();
-    }
-
-    /// Waits until the server ends by itself.
-    #[track_caller]
-    pub fn await_end(&mut self) -> ExitStatus {
-        self.0.await_end().unwrap_or_else(|error| panic!("{error}"))
+        Setup::plain().options(options).start().unwrap()
     }
 
     /// Checks that the server lives and has reported no crash.
@@ -182,9 +114,11 @@ impl TestServer {
     /// Starts a replica of this server and waits until it is in step.
     #[track_caller]
     pub fn replica(&self, with_module: bool) -> Self {
-        let setup = if with_module { Self::setup() } else { plain() };
-        let replica = self.0.replica(setup);
-        Self(replica.unwrap_or_else(|error| panic!("{error}")))
+        let setup = match with_module {
+            true => Setup::tested(),
+            false => Setup::plain(),
+        };
+        self.replica_with(setup).unwrap()
     }
 
     /// Checks that this server and its replica hold the same data.

@@ -11,8 +11,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-use super::TestServer;
-use crate::{local, spawn};
+use crate::{Server, local, spawn};
 
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
@@ -160,7 +159,7 @@ impl Drop for TlsProxy {
 /// A server with the module that is spoken to over TLS.
 pub struct TlsServer {
     /// The server, where it is spoken to in plain.
-    pub plain: TestServer,
+    pub plain: Server,
     proxy: TlsProxy,
 }
 
@@ -176,7 +175,7 @@ impl TlsServer {
     }
 
     fn launch(certificate: &Certificate, clients: Option<&Path>) -> Self {
-        let plain = TestServer::start();
+        let plain = Server::start();
         let proxy = TlsProxy::launch(plain.addr(), certificate, clients);
         Self { plain, proxy }
     }
