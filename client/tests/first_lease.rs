@@ -134,12 +134,12 @@ async fn who_waited_for_longer_than_the_first_lease_claims_first() {
     let mut scene = Scene::new(400).await;
     let waiting = queue(&scene.server, &scene.lock(), 0).await;
     scene.have_waited(Duration::from_millis(500)).await;
-    let refused = scene.proxy.refused();
+    let refused = scene.proxy.affected();
     scene
         .proxy
         .set(Fate::Refuses("LOCK.RENEW", "NOREPLICAS for now"));
     give_back(&mut scene.stranger, "lock");
-    eventually("it is refused", || scene.proxy.refused() > refused).await;
+    eventually("it is refused", || scene.proxy.affected() > refused).await;
     assert!(!waiting.is_finished());
     scene.proxy.set(Fate::Passes);
     granted(waiting).await.release().await.unwrap();

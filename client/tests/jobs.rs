@@ -136,7 +136,7 @@ async fn lost_replies_count_no_hold_twice() {
             proxy.set(Fate::Passes);
             assert_nothing_left(&server, &client).await;
         }
-        assert!(proxy.lost() > 3);
+        assert!(proxy.affected() > 3);
     }
 }
 
@@ -203,10 +203,10 @@ async fn a_job_begins_before_the_claim_in_its_first_wait_for_a_lock_only() {
     for (key, begins_at_once) in [("lock", true), ("lock", false), ("other", true)] {
         take_away(&mut stranger, key);
         let waiting = queue(&server, &job.lock(key), 0).await;
-        let refused = proxy.refused();
+        let refused = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.RENEW", "NOREPLICAS for now"));
         give_back(&mut stranger, key);
-        eventually("its claim is refused", || proxy.refused() > refused).await;
+        eventually("its claim is refused", || proxy.affected() > refused).await;
         if begins_at_once {
             let guard = granted(waiting).await;
             proxy.set(Fate::Passes);

@@ -38,7 +38,7 @@ async fn nothing_leaks(fate: Fate, rounds: usize, seed: u64) {
     let job = client.job();
     let mut last = 0;
     for round in 0.. {
-        if round >= rounds && proxy.lost() > 3 {
+        if round >= rounds && proxy.affected() > 3 {
             break;
         }
         let lock = match round % 2 {
@@ -73,10 +73,10 @@ async fn a_release_whose_reply_is_lost_is_sent_again_and_told_as_done() {
     let job = client.job();
     for lock in [client.lock("lock"), job.lock("lock")] {
         let guard = lock.acquire().await.unwrap();
-        let lost = proxy.lost();
+        let lost = proxy.affected();
         proxy.set(Fate::RepliesLost(100));
         let releasing = tokio::spawn(guard.release());
-        eventually("its reply is lost", || proxy.lost() > lost).await;
+        eventually("its reply is lost", || proxy.affected() > lost).await;
         assert_eq!(server.client().int("EXISTS lock"), 0);
         // By now it is another's, and that is not taken away.
         let mut stranger = server.client();

@@ -39,13 +39,13 @@ async fn whatever_a_release_is_answered_it_is_sent_again() {
         for dropped in [false, true] {
             for lock in [client.lock("lock"), session.lock("lock")] {
                 let guard = soon("a hold", lock.acquire()).await.unwrap();
-                let before = proxy.refused();
+                let before = proxy.affected();
                 proxy.set(Fate::Refuses("LOCK.RELEASE", refusal));
                 match dropped {
                     true => drop(guard),
                     false => drop(release_in_vain(guard).await),
                 }
-                eventually("it is refused", || proxy.refused() > before).await;
+                eventually("it is refused", || proxy.affected() > before).await;
                 proxy.set(Fate::Passes);
                 soon("all is done", client.flush()).await;
                 if server.client().int("DEL lock") > 0 {
@@ -72,7 +72,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
         ("NOPERM it has a new rule", false),
         ("WRONGTYPE it says", false),
     ] {
-        let before = proxy.refused();
+        let before = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.ACQUIRE", refusal));
         // Who does not wait is told.
         let error = client.lock("lock").try_acquire().await.unwrap_err();
@@ -80,7 +80,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
         assert_eq!(error.is_retryable(), is_waited_for, "{refusal}: {error:?}");
         let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
         eventually("it asks again", || {
-            proxy.refused() > before + 3 || waiting.is_finished()
+            proxy.affected() > before + 3 || waiting.is_finished()
         })
         .await;
         proxy.set(Fate::Passes);

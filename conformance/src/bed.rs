@@ -1,6 +1,7 @@
 //! The servers of a scenario, and the network to them.
 
 use std::collections::HashMap;
+use std::net::Shutdown;
 use std::time::{Duration, SystemTime};
 
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
@@ -134,16 +135,15 @@ impl Bed {
 
     /// Asks for something: `NOW`, the time; `END key`, when its lease ends, both in
     /// milliseconds of `CLOCK_MONOTONIC`; `REPLY name`, the next reply on that connection;
-    /// `INFO field`, a number; `proxy.lost`,
-    /// `proxy.swallowed`, `proxy.seen COMMAND`; `HEARD channel`, how many hear it; `FILE
+    /// `INFO field`, a number; `proxy.affected`,
+    /// `proxy.seen COMMAND`; `HEARD channel`, how many hear it; `FILE
     /// path`, how far it was counted; `TELL channel key owner result`, a message of a
     /// place, which so many hear; or any command, whose reply this is.
     pub fn ask(&mut self, what: &str, at: Node) -> Result<Value> {
         let words: Vec<&str> = what.split(' ').collect();
         let answer = match words[..] {
             ["NOW"] => now_ms().into(),
-            ["proxy.lost"] => self.proxy()?.lost().into(),
-            ["proxy.swallowed"] => self.proxy()?.swallowed().into(),
+            ["proxy.affected"] => self.proxy()?.affected().into(),
             ["proxy.seen", command] => self.proxy()?.seen(command).into(),
             ["REPLY", on] => {
                 let connection = self.connections.get_mut(on);
@@ -236,11 +236,11 @@ impl Bed {
                 return Ok(());
             }
             "hang_up" => {
-                self.proxy()?.hang_up();
+                self.proxy()?.hang_up(Shutdown::Both);
                 return Ok(());
             }
             "half_close" => {
-                self.proxy()?.half_close();
+                self.proxy()?.hang_up(Shutdown::Write);
                 return Ok(());
             }
             "passes" => Fate::Passes,
@@ -253,8 +253,8 @@ impl Bed {
             "replies_lost" => Fate::RepliesLost(100),
             "replies_swallowed" => Fate::RepliesSwallowed(100),
             "replies_kept_back" => Fate::RepliesKeptBack,
-            "messages_lost" => Fate::MessagesLost,
-            "messages_doubled" => Fate::MessagesDoubled,
+            "messages_lost" => Fate::Messages(0),
+            "messages_doubled" => Fate::Messages(2),
             "refuses" => Fate::Refuses(String::from(word).leak(), String::from(error).leak()),
             unknown => return Err(Error::new(format!("nobody can {unknown}"))),
         };
