@@ -283,7 +283,7 @@ impl Follower {
     fn new(cluster: &Cluster) -> Self {
         Self {
             addrs: cluster.nodes.iter().map(|node| node.addr()).collect(),
-            clients: (0..3).map(|node| cluster.client(node)).collect(),
+            clients: (0..3).map(|node| cluster.nodes[node].client()).collect(),
             at: 0,
         }
     }
@@ -335,7 +335,7 @@ fn exclusion_holds_while_slots_are_moved_back_and_forth_under_load() {
 #[test]
 fn exclusion_holds_while_slots_change_hands_at_once_under_load() {
     let cluster = Cluster::start();
-    let (mut from, mut to) = (cluster.client(0), cluster.client(1));
+    let (mut from, mut to) = (cluster.nodes[0].client(), cluster.nodes[1].client());
     let is_unknown = |reply: &Value| format!("{reply:?}").contains("unknown subcommand");
     let of_valkey = !is_unknown(&from.call("CLUSTER MIGRATESLOTS x"));
     if !of_valkey && is_unknown(&to.call("CLUSTER MIGRATION x")) {
@@ -348,11 +348,13 @@ fn exclusion_holds_while_slots_change_hands_at_once_under_load() {
             true => (from, format!("MIGRATESLOTS SLOTSRANGE 0 {last} NODE {id}")),
             false => (to, format!("MIGRATION IMPORT 0 {last}")),
         };
-        let begun = cluster.client(node).call(&format!("CLUSTER {command}"));
+        let begun = cluster.nodes[node]
+            .client()
+            .call(&format!("CLUSTER {command}"));
         assert!(!matches!(begun, Value::ServerError(_)), "{begun:?}");
         let here = format!("EXISTS {{{}}}", tag(|slot| slot == 0, 0));
         eventually("the slots have moved", || {
-            cluster.client(to).call(&here) == int(0)
+            cluster.nodes[to].client().call(&here) == int(0)
         });
         cluster.await_agreement();
     });

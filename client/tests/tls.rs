@@ -45,9 +45,9 @@ fn a_server_is_talked_to_by_a_certificate_that_is_trusted_and_no_other() {
         ),
         (stranger.certificate(HERE), refused),
         (authority.certificate("elsewhere.example"), refused),
-        (authority.expired_certificate(HERE), refused),
+        (authority.certificate_until(HERE, 2002), refused),
     ] {
-        let server = TlsServer::start(&certificate);
+        let server = TlsServer::start(&certificate, None);
         let url = format!("rediss://{}", server.addr());
         run_trusting(&authority, &url, test);
     }
@@ -64,7 +64,7 @@ fn a_cluster_is_talked_to_by_its_certificates() {
     // From now on each says that it is where its way begins.
     for (node, way) in (0..).zip(&ways) {
         let port = way.addr().port();
-        let mut client = cluster.client(node);
+        let mut client = cluster.nodes[node].client();
         client.call(&format!("CONFIG SET cluster-announce-port {port}"));
     }
     let ports = ways.iter().map(|way| format!(":{}@", way.addr().port()));
@@ -154,12 +154,12 @@ async fn lock(
     shown: Option<Certificate>,
 ) -> Result<(), Error> {
     let client_tls = shown.map(|shown| ClientTlsConfig {
-        client_cert: shown.pem.into_bytes(),
-        client_key: shown.key_pem.into_bytes(),
+        client_cert: std::fs::read(shown.pem).unwrap(),
+        client_key: std::fs::read(shown.key).unwrap(),
     });
     let certificates = TlsCertificates {
         client_tls,
-        root_cert: Some(authority.pem().into()),
+        root_cert: Some(std::fs::read(authority.file()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates)?;
@@ -170,7 +170,7 @@ async fn lock(
 #[tokio::test]
 async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let server = TlsServer::start(&authority.certificate(HERE));
+    let server = TlsServer::start(&authority.certificate(HERE), None);
     lock(&server, &authority, None).await.unwrap();
     assert_distrust(&lock(&server, &stranger, None).await.unwrap_err());
     // None of the system's has signed it.
@@ -182,7 +182,7 @@ async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
 async fn a_client_shows_its_certificate_where_one_is_asked_for() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let server = TlsServer::start_for_clients_of(&certificate, &clients);
+    let server = TlsServer::start(&certificate, Some(&clients));
     let own = clients.certificate("client");
     lock(&server, &authority, Some(own)).await.unwrap();
     let of_another = authority.certificate("client");

@@ -9,10 +9,10 @@ use redis_lock_testing::{Authority, SOON, TlsServer};
 #[tokio::test]
 async fn whom_to_trust_can_be_said() {
     let authority = Authority::new();
-    let server = TlsServer::start(&authority.certificate("127.0.0.1"));
+    let server = TlsServer::start(&authority.certificate("127.0.0.1"), None);
     let certificates = TlsCertificates {
         client_tls: None,
-        root_cert: Some(authority.pem().into()),
+        root_cert: Some(std::fs::read(authority.file()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates).unwrap();

@@ -50,7 +50,7 @@ impl Bed {
             }
             Kind::Tls => {
                 let authority = Authority::new();
-                let server = TlsServer::start(&authority.certificate("127.0.0.1"));
+                let server = TlsServer::start(&authority.certificate("127.0.0.1"), None);
                 Servers::Tls(Box::new(server), Box::new(authority))
             }
             Kind::Sentinel => Servers::Sentinel(Box::new(Sentinels::start())),

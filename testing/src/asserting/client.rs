@@ -6,6 +6,7 @@ use redis::{PushKind, Value};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
+use super::scene;
 use crate::{Connection, Told, pack, reply_text};
 
 /// An integer reply.
@@ -110,9 +111,9 @@ impl Client {
     pub fn subscribe(&mut self, command: &str) {
         use PushKind::{PSubscribe, SSubscribe, Subscribe};
         self.send(command);
-        let (kind, data) = self.pushed();
-        let is_it = matches!(kind, Subscribe | SSubscribe | PSubscribe);
-        assert!(is_it, "{command}: {kind:?} {data:?}");
+        let pushed = self.pushed();
+        let is_it = matches!(pushed.0, Subscribe | SSubscribe | PSubscribe);
+        assert!(is_it, "{command}: {pushed:?}");
     }
 
     /// The next that is pushed.
@@ -141,8 +142,7 @@ impl Client {
     /// The same, or none if none comes.
     #[track_caller]
     pub(super) fn try_told(&mut self) -> Option<Told> {
-        let (_, data) = self.try_pushed()?;
-        Some(read(&data))
+        self.try_pushed().map(read)
     }
 
     /// The next message, which tells this owner of a grant. Returns its token.
@@ -157,7 +157,7 @@ impl Client {
     #[track_caller]
     pub fn told_so_far(&mut self) -> Vec<Told> {
         assert_eq!(self.call("PING"), status("PONG"));
-        self.pushed.drain(..).map(|(_, data)| read(&data)).collect()
+        self.pushed.drain(..).map(read).collect()
     }
 
     /// Sends a command and reads its reply.
@@ -200,12 +200,11 @@ impl Client {
     /// The next reply, which must be an error.
     #[track_caller]
     pub fn reply_error(&mut self) -> String {
-        match self.reply() {
-            Value::ServerError(error) => {
-                format!("{} {}", error.code(), error.details().unwrap_or_default())
-            }
-            other => panic!("{other:?} is no error"),
-        }
+        let shown = scene::shown(&self.reply());
+        let error = shown.strip_prefix('!');
+        error
+            .unwrap_or_else(|| panic!("{shown} is no error"))
+            .into()
     }
 
     /// A number from `INFO`.
@@ -259,6 +258,7 @@ pub fn arrivals(clients: &[Client], done: impl FnOnce()) -> Vec<u64> {
 }
 
 #[track_caller]
-fn read(data: &[Value]) -> Told {
-    Told::of_push(data).unwrap_or_else(|| panic!("{data:?} is no message"))
+fn read((kind, data): (PushKind, Vec<Value>)) -> Told {
+    let pushed = Value::Push { kind, data };
+    Told::of(&pushed).unwrap_or_else(|| panic!("{pushed:?} is no message"))
 }

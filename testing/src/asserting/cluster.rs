@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use super::{Client, eventually_within, status};
+use super::{eventually_within, status};
 use crate::{Connection, Result, SOON, Server, Setup, reply_text};
 
 /// The slot of a key, by its tag if it has one.
@@ -106,11 +106,6 @@ impl Cluster {
             let mut infos = self.nodes.iter().map(|node| ask(node.addr(), "INFO"));
             infos.all(|info| info.is_some_and(well)) && cluster_command(&["check", &first]).0
         });
-    }
-
-    /// A connection to a node.
-    pub fn client(&self, node: usize) -> Client {
-        self.nodes[node].client()
     }
 
     /// Checks that no node has crashed.

@@ -4,8 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use redis::Value;
-
 use super::{binary, eventually_within};
 use crate::{Connection, Server, Setup};
 
@@ -47,14 +45,9 @@ fn knows_all(sentinel: &Server) -> bool {
 pub fn primary(sentinel: SocketAddr) -> Option<SocketAddr> {
     let mut connection = Connection::open(sentinel).ok()?;
     let question = ["SENTINEL", "get-master-addr-by-name", "locks"];
-    let Value::Array(words) = connection.call(&question).ok()? else {
-        return None;
-    };
-    let [Value::BulkString(host), Value::BulkString(port)] = &words[..] else {
-        return None;
-    };
-    let text = [host.as_slice(), port].map(String::from_utf8_lossy);
-    text.join(":").parse().ok()
+    let reply = connection.call(&question).ok()?;
+    let words: Vec<String> = redis::from_redis_value(reply).ok()?;
+    words.join(":").parse().ok()
 }
 
 /// A primary named `locks` with two replicas, all with the module, and three

@@ -13,7 +13,7 @@ fn each_side_is_woken_by_the_other_in_a_cluster() {
     // Both are in slot 7629, of the second node. One has braces of its own.
     for (version, lock) in versions().zip(["k", "{k}orders"]) {
         println!("Redisson {version}");
-        let (mut native, mut observer) = (cluster.client(1), cluster.client(1));
+        let (mut native, mut observer) = (cluster.nodes[1].client(), cluster.nodes[1].client());
         let mut redisson = Redisson::start(
             version,
             Topology::Cluster,
