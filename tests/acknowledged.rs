@@ -454,7 +454,7 @@ fn the_append_only_file_holds_no_question_to_replicas() {
     let mut written = String::new();
     eventually("the file is written", || {
         written.clear();
-        for file in std::fs::read_dir(play.dir().join("appendonlydir")).unwrap() {
+        for file in std::fs::read_dir(play.dir.join("appendonlydir")).unwrap() {
             let bytes = std::fs::read(file.unwrap().path()).unwrap();
             written.push_str(&String::from_utf8_lossy(&bytes));
         }

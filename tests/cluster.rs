@@ -152,8 +152,7 @@ fn a_reshard_by_redis_cli_redirects_the_waiters() {
     let command = play.with_names("--cluster-from $id0 --cluster-to $id1 --cluster-slots 30");
     let options: Vec<&str> = command.split(' ').collect();
     let reshard = ["--cluster", "reshard", &node, "--cluster-yes"];
-    let (is_moved, said) = redis_cli(&[&reshard, &options[..]].concat()).unwrap();
-    assert!(is_moved, "{said}");
+    redis_cli(&[&reshard, &options[..]].concat()).unwrap();
     play.run(
         "each 0..4: w# < !MOVED ; h > LOCK.ACQUIRE $k# h -> !MOVED
         each 0..4: o@n1 > HGETALL $k# -> $stored# ; o@n1 > LOCK.ACQUIRE $k# h LONG -> T#

@@ -232,7 +232,7 @@ impl Session {
                     let command = self.tokens.iter().fold(command.into(), now);
                     self.terminals[n].send(&command);
                     if command.contains("BLOCK") {
-                        self.server.await_waiters(1);
+                        self.server.await_info("lock_waiters", 1);
                     }
                 } else if !is_comment(half) {
                     if self.printed[n].is_empty() {

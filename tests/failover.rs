@@ -368,7 +368,7 @@ fn check_full_sync(lease_ms: u64) -> bool {
     let mut play = Play::on(Server::start_with(&options));
     let replica = Server::start_with(&options);
     play.others.insert("other".into(), replica);
-    let here = play.port();
+    let here = play.port;
     play.run(&format!(
         "there at other
         there > REPLICAOF 127.0.0.1 {here} -> OK

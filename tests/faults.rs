@@ -84,7 +84,7 @@ fn a_holder_behind_a_silent_network_is_replaced() {
     let (mut waiter, mut observer) = (server.client(), server.client());
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     waiter.send(&format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"));
-    server.await_blocked(1);
+    server.await_info("blocked_clients", 1);
     // Its last renewal gets through, the next ones and its release do not.
     assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
     let connected = observer.info("connected_clients");

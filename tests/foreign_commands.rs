@@ -74,7 +74,7 @@ fn what_frees_the_lock_hands_it_on() {
         "o > HSET remains @fence 9000000000000 \n o > RENAME remains k -> OK",
         &format!(
             "o > MIGRATE 127.0.0.1 {} k 0 5000 REPLACE -> OK",
-            target.port()
+            target.port
         ),
     ] {
         assert_handed_on(lined_up().run(free));

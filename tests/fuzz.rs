@@ -86,7 +86,8 @@ fn run(seed: u64, length: Option<Duration>) {
     let mut random = StdRng::seed_from_u64(seed);
     let server = Server::start();
     let mut observer = server.client();
-    let ears = server.subscriber("ch");
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     let mut clients: Vec<Client> = (0..8).map(|_| server.client()).collect();
     let mut sent = 0;
     let start = Instant::now();

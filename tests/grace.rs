@@ -155,7 +155,7 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
         log.contains("grace period begins with the promotion"),
         "{log}"
     );
-    let port = play.server.port();
+    let port = play.server.port;
     play.run(&format!(
         "new > LOCK.RENEW k h LONG -> 1
         new > REPLICAOF 127.0.0.1 {port} -> OK"
@@ -172,7 +172,7 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
 #[test]
 fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
     let primary = Server::start();
-    let port = primary.port().to_string();
+    let port = primary.port.to_string();
     let options = [&LONG_GRACE[..], &["--replicaof", "127.0.0.1", &port]].concat();
     let mut play = Play::on(Server::start_with(&options));
     play.await_link().unwrap();

@@ -24,7 +24,7 @@ fn leases_end_on_time(server: &Server) {
     while judge.wants_more() {
         holder.int("LOCK.ACQUIRE k holder LEASE 600000");
         waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
-        server.await_blocked(1);
+        server.await_info("blocked_clients", 1);
         assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
         let ends = Instant::now() + Duration::from_millis(100);
         assert!(matches!(waiter.reply(), Value::Int(_)));

@@ -226,7 +226,7 @@ fn full_queue(server: &Server) -> [Client; 2] {
     client.call("CONFIG SET lock.max-waiters 2");
     client.int("LOCK.ACQUIRE k a LEASE 600000");
     waiter.send("LOCK.ACQUIRE k b BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     assert_eq!(client.call("LOCK.ACQUIRE k c QUEUE 600000 mine"), int(0));
     [client, waiter]
 }

@@ -50,7 +50,8 @@ fn a_free_lock_is_had_at_once_with_its_full_lease_and_no_message() {
 #[test]
 fn a_message_names_the_database_and_any_bytes_of_the_key() {
     let server = Server::start();
-    let mut ears = server.subscriber("ch");
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     assert_eq!(ears.call("SELECT 3"), status("OK"));
     let key = b"3:a,\r\n\0\xff";
     ears.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"holder"]));
@@ -109,7 +110,8 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
     need_files(1_200);
     stay_on_one_processor();
     let server = Server::start_with(&["--maxclients", "2000"]);
-    let mut ears = server.subscriber("ch");
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     token(&ears.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
     let mut blocked: BTreeMap<usize, Client> =
         (3..ALL).step_by(10).map(|i| (i, server.client())).collect();

@@ -87,7 +87,7 @@ fn a_replica_whose_clock_is_behind_goes_on_where_its_primary_was() {
     let clock = Clock::new();
     let mut play = Play::start();
     clock.set_ahead(-50);
-    let port = play.port().to_string();
+    let port = play.port.to_string();
     let replica = clock.server_with(&["--replicaof", "127.0.0.1", &port]);
     replica.await_link().unwrap();
     play.others.insert("r".into(), replica);

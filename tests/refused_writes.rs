@@ -95,7 +95,7 @@ fn without_enough_replicas_no_session_is_kept_up() {
 /// A server whose next snapshot fails, because its name is a folder's.
 fn without_a_disk() -> Server {
     let server = Server::start_with(&["--dbfilename", "folder"]);
-    std::fs::create_dir(server.dir().join("folder")).unwrap();
+    std::fs::create_dir(server.dir.join("folder")).unwrap();
     let save: [&[u8]; 4] = [b"CONFIG", b"SET", b"save", b"3600 1"];
     server.client().words(&save);
     server

@@ -220,7 +220,7 @@ fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_command() {
     for freed_by in ["PEXPIRE k 20", "DEL k"] {
         client.call("LOCK.ACQUIRE k a");
         waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
-        server.await_blocked(1);
+        server.await_info("blocked_clients", 1);
         let mut stream = Stream::of(&server);
         client.call(freed_by);
         if freed_by.starts_with("PEXPIRE") {

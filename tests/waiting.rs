@@ -15,12 +15,12 @@ fn those_who_come_in_together_are_told_in_their_order() {
         for (i, reader) in (0..).zip(&mut readers) {
             let command = format!("LOCK.ACQUIRE k reader{i} SHARED BLOCK 0");
             reader.send(&command);
-            server.await_blocked(i + 1);
+            server.await_info("blocked_clients", i + 1);
         }
         let told = arrivals(&readers, || {
             assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));
             // What one turn of the event loop replies is written before the next.
-            server.await_blocked(0);
+            server.await_info("blocked_clients", 0);
         });
         assert_eq!(told, [0, 1, 2, 3, 4, 5]);
         observer.call("DEL k");

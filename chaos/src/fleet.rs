@@ -101,7 +101,10 @@ impl Node {
         let mut setup = setup.clone().options(&["--bind-source-addr", &source]);
         setup.dir = Some(dir.join(format!("node-{number}")));
         let mut server = setup.start()?;
-        let (peers, bus) = (Proxy::to(server.addr())?, Proxy::to(server.bus_addr())?);
+        let (peers, bus) = (
+            Proxy::to(server.addr())?,
+            Proxy::to(local(server.bus_port))?,
+        );
         let port = peers.addr().port().to_string();
         let bus_port = bus.addr().port().to_string();
         let mut known = vec![

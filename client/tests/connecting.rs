@@ -120,20 +120,20 @@ async fn ports(servers: &Servers) -> Vec<u16> {
 async fn the_servers_that_take_locks_now_are_told() {
     let mut server = Server::start();
     let one = Servers::try_from(url(&server)).unwrap();
-    assert_eq!(ports(&one).await, [server.port()]);
+    assert_eq!(ports(&one).await, [server.port]);
     server.crash();
     let _ = one.primaries(Duration::from_millis(100)).await;
 
     let cluster = Cluster::start();
     let all = Servers::try_from(format!("redis-cluster://{}", cluster.nodes[1].addr()));
-    let mut expected: Vec<_> = cluster.nodes.iter().map(|node| node.port()).collect();
+    let mut expected: Vec<_> = cluster.nodes.iter().map(|node| node.port).collect();
     expected.sort_unstable();
     assert_eq!(ports(&all.unwrap()).await, expected);
 
     let group = Sentinels::start();
     let by_name = format!("redis-sentinel://{}/locks", group.addrs()[2]);
     let by_name = Servers::try_from(by_name).unwrap();
-    assert_eq!(ports(&by_name).await, [group.primary.port()]);
+    assert_eq!(ports(&by_name).await, [group.primary.port]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -88,7 +88,7 @@ fn a_worker_however_it_ends_is_followed_at_once() {
     worker.await_line("working");
     for end in [Signal::KILL, Signal::INT] {
         let mut next = Running::start("session", &server);
-        server.await_waiters(1);
+        server.await_info("lock_waiters", 1);
         signal(worker.0.id(), end).unwrap();
         next.await_line("working");
         let ended = worker.0.wait().unwrap();

@@ -109,7 +109,7 @@ async fn a_renewal_and_a_release_that_reach_a_demoted_primary_are_sent_to_the_ne
     primary.assert_same_data(&replica);
     way.lead_to(replica.addr());
     assert_eq!(replica.client().call("REPLICAOF NO ONE"), status("OK"));
-    let follow = format!("REPLICAOF 127.0.0.1 {}", replica.port());
+    let follow = format!("REPLICAOF 127.0.0.1 {}", replica.port);
     assert_eq!(primary.client().call(&follow), status("OK"));
     soon("a renewal at the new one", support::renewed(&guard)).await;
     let waiting = queue(&replica, &client.lock("lock"), 0).await;

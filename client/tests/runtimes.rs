@@ -32,9 +32,9 @@ fn what_a_runtime_drops_before_it_ends_is_given_back() {
     take_away(&mut stranger, "lock");
     let brief = Runtime::new().unwrap();
     brief.spawn(client.lock("lock").acquire());
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     drop(brief);
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn with_the_runtime_of_its_client_all_ends_and_nothing_hangs() {
     let session = brief.block_on(client.session()).unwrap();
     let bound = brief.block_on(session.lock("bound").acquire()).unwrap();
     let waiting = lasting.spawn(client.lock("held").acquire());
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     drop(brief);
     lasting.block_on(async {
         let told = soon("the end of the wait", waiting).await.unwrap();

@@ -135,8 +135,7 @@ impl Bed {
 
     /// Asks for something: `NOW`, the time; `END key`, when its lease ends, both in
     /// milliseconds of `CLOCK_MONOTONIC`; `REPLY name`, the next reply on that connection;
-    /// `INFO field`, a number; `proxy.affected`,
-    /// `proxy.seen COMMAND`; `HEARD channel`, how many hear it; `FILE
+    /// `INFO field`, a number; `proxy.affected`; `HEARD channel`, how many hear it; `FILE
     /// path`, how far it was counted; `TELL channel key owner result`, a message of a
     /// place, which so many hear; or any command, whose reply this is.
     pub fn ask(&mut self, what: &str, at: Node) -> Result<Value> {
@@ -144,7 +143,6 @@ impl Bed {
         let answer = match words[..] {
             ["NOW"] => now_ms().into(),
             ["proxy.affected"] => self.proxy()?.affected().into(),
-            ["proxy.seen", command] => self.proxy()?.seen(command).into(),
             ["REPLY", on] => {
                 let connection = self.connections.get_mut(on);
                 let nothing = || Error::new(format!("nothing was sent on {on}"));

@@ -175,7 +175,7 @@ fn the_users_of_the_documents_can_do_their_work() {
     admin.int("LOCK.ACQUIRE locks:a holder LEASE 600000");
     let mut waiter = server.client();
     waiter.send("LOCK.ACQUIRE locks:a waiter BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     let by = |user: &str, words: &[&str]| {
         let mut command = lockctl(&server);
         let url = format!("redis://{user}:secret@{}", server.addr());

@@ -194,14 +194,14 @@ fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
         client.words(&[b"LOCK.ACQUIRE", key, b"alice"]);
         waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"bob", b"BLOCK", b"0"]));
     }
-    server.await_waiters(keys.len() as i64);
+    server.await_info("lock_waiters", keys.len() as i64);
     let locks = listed(&server);
     assert_eq!(locks.len(), keys.len());
     for lock in locks {
         let command = lock["safe_break"].as_str().unwrap();
         assert_eq!(typed(&server, command), Some(0), "{command}");
     }
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn bytes_that_are_no_text_are_told_exactly() {
         client.words(&[b"LOCK.ACQUIRE", name, name]);
         let mut waiter = server.client();
         waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], name, b"bob", b"BLOCK", b"0"]));
-        server.await_waiters(1);
+        server.await_info("lock_waiters", 1);
         let lock = listed(&server).remove(0);
         let base64 = match name {
             b"\xff" => Json::from("/w=="),
@@ -248,7 +248,7 @@ fn what_is_told_grows_with_holders_plus_waiters() {
     for (n, writer) in writers.iter_mut().enumerate() {
         writer.send(&format!("LOCK.ACQUIRE lock writer-{n} BLOCK 0"));
     }
-    server.await_waiters(EACH as i64);
+    server.await_info("lock_waiters", EACH as i64);
     for options in [&["ls"][..], &["ls", "--json"]] {
         let told = said(&output(lockctl(&server).args(options)));
         let each = told.len() / (2 * EACH);
@@ -268,7 +268,7 @@ fn the_command_that_is_shown_breaks_the_lock_and_only_once() {
     for code in [0, 1] {
         assert_eq!(typed(&server, command), Some(code), "{command}");
     }
-    let (_, state) = redis_cli(&["-p", &port, "LOCK.INFO", "nightly jobs"]).unwrap();
+    let state = redis_cli(&["-p", &port, "LOCK.INFO", "nightly jobs"]).unwrap();
     assert!(state.contains("batch-2\nholds\n1"), "{state}");
 }
 

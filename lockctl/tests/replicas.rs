@@ -125,7 +125,7 @@ fn within_a_grace_period_a_lock_is_busy() {
         assert!(told.contains("the server grants nothing for 5"), "{told}");
     }
     let mut script = Script::start(&server, &[], "exit 4");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     let listed = said(&output(lockctl(&server).arg("ls")));
     assert!(
         listed.contains("Grace period: nothing is granted"),

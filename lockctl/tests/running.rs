@@ -82,7 +82,7 @@ fn a_held_lock_is_waited_for_as_long_as_asked() {
         assert_eq!(complained(&ended), "", "the exit code says it");
     }
     let mut script = Script::start(&server, &["--wait", "60s"], "exit 4");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
     assert_eq!(script.end().0, Some(4));
 }
@@ -196,10 +196,10 @@ fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
     let server = Server::start();
     server.client().int("LOCK.ACQUIRE lock holder");
     let mut script = Script::start(&server, &[], "exit 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     script.signal(Signal::INT);
     assert_eq!(script.end().0, Some(128 + 2));
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
     let mut client = server.client();
     assert_eq!(client.call("LOCK.RELEASE lock holder"), int(1));
     assert_eq!(client.int("EXISTS lock"), 0);

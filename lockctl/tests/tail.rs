@@ -77,7 +77,7 @@ fn the_life_of_a_lock_is_told_in_its_order() {
     client.int("LOCK.RELEASE k a");
     client.int("LOCK.ACQUIRE k b LEASE 600000");
     waiter.send("LOCK.ACQUIRE k c BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     client.int("LOCK.RENEW k b LEASE 1");
     waiter.reply();
     client.int("LOCK.BREAK k");

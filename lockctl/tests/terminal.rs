@@ -179,7 +179,7 @@ fn ctrl_z_suspends_a_wait() {
     let server = Server::start();
     server.client().int("LOCK.ACQUIRE lock a LEASE 600000");
     let mut terminal = Terminal::run(&server, "$L run lock true\n");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     terminal.press("\x1a");
     terminal.press("jobs > $DIR/jobs\n");
     terminal.await_written("jobs", "Stopped");

@@ -20,7 +20,7 @@ fn a_server_that_goes_is_told() {
         let mut server = Server::start();
         server.client().int("LOCK.ACQUIRE lock holder LEASE 600000");
         let mut script = Script::start(&server, options, "exit 4");
-        server.await_waiters(1);
+        server.await_info("lock_waiters", 1);
         server.crash();
         script.await_told(1, &gone);
         // The holder's lock is gone with it.
@@ -95,7 +95,7 @@ fn ctrl_c_ends_a_wait_whose_server_went_away() {
     let mut server = Server::start();
     server.client().int("LOCK.ACQUIRE lock holder LEASE 600000");
     let mut script = Script::start(&server, &[], "exit 4");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     server.crash();
     script.await_told(1, &["waiting on without the server"]);
     script.signal(Signal::INT);

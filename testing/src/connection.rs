@@ -161,10 +161,11 @@ impl Connection {
         reply_text(info).ok_or_else(|| Error::new("INFO does not answer text"))
     }
 
-    /// A number from `INFO`.
+    /// A number from `INFO`; of `cmdstat_` and a command, how often it was called.
     pub fn info(&mut self, field: &str) -> Result<i64> {
         let info = self.info_section("everything")?;
-        let number = info_field(&info, field)?.trim();
+        let value = info_field(&info, field)?.trim_start_matches("calls=");
+        let number = value.split(',').next().unwrap_or(value);
         let wrong = |error| Error::new(format!("{field}:{number}: {error}"));
         number.parse().map_err(wrong)
     }

@@ -84,19 +84,7 @@ pub fn processors() -> Result<Vec<usize>> {
 
 /// Keeps this thread on one processor from now on.
 pub fn stay_on(processor: usize) -> Result<()> {
-    sched_setaffinity(None, &only(processor)).map_err(Error::new)
-}
-
-/// Has a process stay on one processor from its beginning.
-pub(crate) fn keep_on(command: &mut Command, processor: usize) {
-    let set = only(processor);
-    let before_exec = move || sched_setaffinity(None, &set).map_err(std::io::Error::from);
-    // SAFETY: it makes one system call, and neither allocates nor locks.
-    unsafe { command.pre_exec(before_exec) };
-}
-
-fn only(processor: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(processor);
-    set
+    sched_setaffinity(None, &set).map_err(Error::new)
 }

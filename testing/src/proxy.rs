@@ -81,7 +81,6 @@ struct State {
     server: SocketAddr,
     links: Vec<Arc<Link>>,
     dice: StdRng,
-    seen: HashMap<Vec<u8>, usize>,
     affected: u64,
     is_over: bool,
 }
@@ -115,7 +114,6 @@ impl Proxy {
                 server,
                 links: Vec::new(),
                 dice: StdRng::seed_from_u64(seed),
-                seen: HashMap::new(),
                 affected: 0,
                 is_over: false,
             }),
@@ -171,12 +169,6 @@ impl Proxy {
         for link in &self.network.state().links {
             let _ = link.client.shutdown(how);
         }
-    }
-
-    /// How many commands of this name have come by.
-    pub fn seen(&self, name: &str) -> usize {
-        let state = self.network.state();
-        state.seen.get(name.as_bytes()).copied().unwrap_or_default()
     }
 
     /// How often a fate of commands, replies or messages has befallen one of them. Of what
@@ -322,16 +314,14 @@ impl Network {
         let (mut buffer, mut piece) = ([0; 4096], Vec::new());
         while let Ok(length @ 1..) = from.read(&mut buffer) {
             piece.extend(&buffer[..length]);
-            let (mut state, mut whole) = (self.state(), 0);
-            while upwards && let Some((length, words)) = first_array(&piece[whole..]) {
-                *state.seen.entry(words[0].into()).or_default() += 1;
+            let fate = self.state().fate_from(link.source);
+            let may_be_refused = upwards && matches!(fate, Fate::Refuses(..));
+            let mut whole = 0;
+            while may_be_refused && let Some((length, _)) = first_array(&piece[whole..]) {
                 whole += length;
             }
-            let fate = state.fate_from(link.source);
-            drop(state);
-            // The beginning of one that may be refused waits for its end.
-            let is_torn = upwards && matches!(fate, Fate::Refuses(..));
-            if !is_torn || piece.get(whole) != Some(&b'*') {
+            // The beginning of a command waits for its end.
+            if !may_be_refused || piece.get(whole) != Some(&b'*') {
                 whole = piece.len();
             }
             let delay = match fate {

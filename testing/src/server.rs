@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::connection::info_field;
-use crate::process::{Signal, keep_on, signal, spawn};
+use crate::process::{Signal, signal, spawn};
 use crate::{Connection, Error, Result, SOON, comes_true, local};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -115,10 +115,13 @@ impl Setup {
 pub struct Server {
     /// What it is, from its next start on.
     pub setup: Setup,
+    /// The port where it listens.
+    pub port: u16,
+    /// The one where it listens to the other nodes of its cluster.
+    pub bus_port: u16,
+    /// Where it stores and logs.
+    pub dir: PathBuf,
     child: Option<Child>,
-    port: u16,
-    bus_port: u16,
-    dir: PathBuf,
     own_dir: Option<TempDir>,
 }
 
@@ -154,6 +157,12 @@ impl Server {
         let log = File::options().create(true).append(true).open(log)?;
         let setup = &self.setup;
         let mut command = Command::new(&setup.binary);
+        if let Some(processor) = setup.processor {
+            command = Command::new("taskset");
+            command
+                .args(["--cpu-list", &processor.to_string()])
+                .arg(&setup.binary);
+        }
         if setup.config.is_some() {
             command.arg(self.dir.join("server.conf"));
         }
@@ -174,9 +183,6 @@ impl Server {
         if let Some(module) = &setup.module {
             command.arg("--loadmodule").arg(module);
             command.args(&setup.module_args);
-        }
-        if let Some(processor) = setup.processor {
-            keep_on(&mut command, processor);
         }
         self.child = Some(spawn(command)?);
         let deadline = Instant::now() + START_TIMEOUT;
@@ -287,24 +293,9 @@ impl Server {
         local(self.port)
     }
 
-    /// The port where it listens.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Where it listens to the other nodes of its cluster.
-    pub fn bus_addr(&self) -> SocketAddr {
-        local(self.bus_port)
-    }
-
     /// The number of its process, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
-    }
-
-    /// Where it stores and logs.
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     fn log_path(&self) -> PathBuf {

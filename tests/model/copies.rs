@@ -176,9 +176,9 @@ pub fn check_files(server: &Server) {
     });
     for (name, file, is_aof) in [("AOF", "appendonlydir", "yes"), ("RDB", "dump.rdb", "no")] {
         for (number, kind) in kinds().into_iter().enumerate() {
-            let folder = server.dir().join(format!("{name}-{number}"));
+            let folder = server.dir.join(format!("{name}-{number}"));
             fs::create_dir(&folder).unwrap();
-            copy(&server.dir().join(file), &folder);
+            copy(&server.dir.join(file), &folder);
             let mut setup = kind.setup().options(&["--appendonly", is_aof]);
             setup.dir = Some(folder);
             let what = format!("{name}, {}", kind.name());

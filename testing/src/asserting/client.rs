@@ -106,10 +106,11 @@ impl Client {
         }
     }
 
-    /// Subscribes, by `SUBSCRIBE` or another such command.
+    /// Subscribes in RESP3, by `SUBSCRIBE` or another such command.
     #[track_caller]
     pub fn subscribe(&mut self, command: &str) {
         use PushKind::{PSubscribe, SSubscribe, Subscribe};
+        self.call("HELLO 3");
         self.send(command);
         let pushed = self.pushed();
         let is_it = matches!(pushed.0, Subscribe | SSubscribe | PSubscribe);

@@ -311,10 +311,9 @@ impl Play {
             [who, "<", ..] => return self.reply(who, rest),
             [who, "heard", ..] => return self.heard(who, rest),
             [who, "hears", ref how @ .., channel] => {
-                let client = self.client(who);
-                client.call("HELLO 3");
                 let sharded = if how.is_empty() { "" } else { "S" };
-                client.subscribe(&format!("{sharded}SUBSCRIBE {channel}"));
+                self.client(who)
+                    .subscribe(&format!("{sharded}SUBSCRIBE {channel}"));
             }
             [who, "at", server] => {
                 let actor = Actor::of(&self.others[server]);
@@ -345,7 +344,7 @@ impl Play {
             let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
             let (name, rest) = part.split_at(end.unwrap_or(part.len()));
             let id = || Some(self.actors.get(name)?.id.to_string());
-            let port = || Some(self.others.get(name)?.port().to_string());
+            let port = || Some(self.others.get(name)?.port.to_string());
             let known = self.names.get(name).cloned().or_else(id).or_else(port);
             let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
             let more = rest.strip_prefix('+').and_then(|rest| {

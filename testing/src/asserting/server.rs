@@ -79,34 +79,15 @@ impl Server {
         Client::try_connect(self.addr()).expect("the server takes connections")
     }
 
-    /// A new connection that hears this channel.
-    #[track_caller]
-    pub fn subscriber(&self, channel: &str) -> Client {
-        let mut subscriber = self.client().in_resp3();
-        subscriber.subscribe(&format!("SUBSCRIBE {channel}"));
-        subscriber
-    }
-
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&self, field: &str) -> i64 {
         self.client().info(field)
     }
 
-    /// Waits until exactly this many clients are blocked.
+    /// Waits until a number from `INFO` is this.
     #[track_caller]
-    pub fn await_blocked(&self, count: i64) {
-        self.await_info("blocked_clients", count);
-    }
-
-    /// Waits until exactly this many wait for locks, by places or blocked.
-    #[track_caller]
-    pub fn await_waiters(&self, count: i64) {
-        self.await_info("lock_waiters", count);
-    }
-
-    #[track_caller]
-    fn await_info(&self, field: &str, count: i64) {
+    pub fn await_info(&self, field: &str, count: i64) {
         let mut client = self.client();
         eventually(&format!("{field}: {count}"), || client.info(field) == count);
     }

@@ -28,7 +28,7 @@ fn each_side_is_woken_by_the_other_in_a_cluster() {
         assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));
         assert_eq!(redisson.answer("a").result, "ok");
         native.send(&format!("LOCK.ACQUIRE {lock} native BLOCK 0"));
-        cluster.nodes[1].await_blocked(1);
+        cluster.nodes[1].await_info("blocked_clients", 1);
         assert_eq!(redisson.call("a", &format!("unlock {lock}")), "ok");
         assert!(matches!(native.reply(), Value::Int(_)));
         assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));
