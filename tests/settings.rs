@@ -59,7 +59,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
-        let setup = Setup::of(binary()).module(module()).module_args(&args);
+        let setup = Setup::of(binary()).module(module(), &args);
         let log = setup.start().err().unwrap().to_string();
         assert!(log.contains(reason), "{log}");
     }
@@ -70,7 +70,7 @@ fn a_command_that_is_needed_and_missing_is_logged() {
     for command in "RESTORE HSET HDEL PEXPIREAT DEL CONFIG INFO PING REPLCONF".split(' ') {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
-            let setup = Setup::of(binary()).module(module()).options(&renamed);
+            let setup = Setup::of(binary()).module(module(), &[]).options(&renamed);
             let log = setup.start().err().unwrap().to_string();
             let said = |line: &str| {
                 let mut words = line.split(|c: char| !c.is_ascii_alphabetic());

@@ -17,7 +17,8 @@ fn upgrade(node: &mut Server, module: &Path, primary: SocketAddr) {
     if let Some(newer) = std::env::var_os("REDISLOCK_NEWER_SERVER") {
         setup.binary = newer.into();
     }
-    setup.module = Some(module.into());
+    let at = setup.options.iter().position(|it| it == "--loadmodule");
+    setup.options[at.unwrap() + 1] = module.display().to_string();
     let is_replica = setup.options.contains(&"--replicaof".into());
     node.setup = match is_replica {
         true => setup,

@@ -370,8 +370,8 @@ impl Counted {
         let mut setup = Setup::of(under_callgrind).options(&["--hz", "1", "--dynamic-hz", "no"]);
         setup = match loaded {
             Loaded::None => setup,
-            Loaded::Ours => setup.module(options.subject.module()?),
-            Loaded::Bare => setup.module(options.floor()?),
+            Loaded::Ours => setup.module(options.subject.module()?, &[]),
+            Loaded::Bare => setup.module(options.floor()?, &[]),
         };
         if durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);

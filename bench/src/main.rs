@@ -80,9 +80,9 @@ impl Subject {
         self.module.canonicalize().with_context(why)
     }
 
-    /// The server with the module.
-    fn with_module(&self) -> Result<Setup> {
-        Ok(Setup::of(&self.server).module(self.module()?))
+    /// The server with the module, which has these arguments.
+    fn with_module(&self, args: &[&str]) -> Result<Setup> {
+        Ok(Setup::of(&self.server).module(self.module()?, args))
     }
 
     /// What a server without the module says of itself by `INFO server`.

@@ -357,7 +357,7 @@ fn cases() -> Vec<Case> {
 impl Case {
     /// What is wrong with this fault, or `none`.
     fn breaches(&self, fault: &str) -> Vec<Breach> {
-        let mut setup = Setup::of(binary()).module(support::module_with_faults());
+        let mut setup = Setup::of(binary()).module(support::module_with_faults(), &[]);
         let planted = ("REDISLOCK_PLANTED_FAULT".into(), fault.into());
         setup.environment.push(planted);
         let mut scene = Scene::start(&setup);

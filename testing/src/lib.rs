@@ -32,6 +32,8 @@ pub use told::Told;
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// Why something could not be done.
+#[derive(thiserror::Error)]
+#[error("{0}")]
 pub struct Error(String);
 
 /// What could be done, or why it could not.
@@ -44,20 +46,12 @@ impl Error {
     }
 }
 
-impl Display for Error {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
 /// A test that fails shows it as it is.
 impl fmt::Debug for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
 }
-
-impl std::error::Error for Error {}
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

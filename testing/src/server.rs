@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Setup {
     /// The server's binary.
     pub binary: PathBuf,
-    /// The module, if it shall load one.
-    pub module: Option<PathBuf>,
-    /// The arguments of the module.
-    pub module_args: Vec<String>,
     /// Options, as on the command line.
     pub options: Vec<String>,
     /// Environment variables.
@@ -45,17 +41,10 @@ impl Setup {
         }
     }
 
-    /// With this module.
-    pub fn module(mut self, module: impl Into<PathBuf>) -> Self {
-        self.module = Some(module.into());
-        self
-    }
-
-    /// With these arguments of the module more.
-    pub fn module_args(mut self, args: &[&str]) -> Self {
-        self.module_args
-            .extend(args.iter().map(ToString::to_string));
-        self
+    /// With this module and its arguments.
+    pub fn module(self, module: impl AsRef<Path>, args: &[&str]) -> Self {
+        let module = module.as_ref().display().to_string();
+        self.options(&["--loadmodule", &module]).options(args)
     }
 
     /// With these options more.
@@ -180,10 +169,6 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if let Some(module) = &setup.module {
-            command.arg("--loadmodule").arg(module);
-            command.args(&setup.module_args);
-        }
         self.child = Some(spawn(command)?);
         let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline && self.is_running() {

@@ -29,7 +29,7 @@ impl Kind {
     fn setup(&self) -> Setup {
         let setup = Setup::of(&self.binary).options(&["--enable-debug-command", "yes"]);
         match &self.module {
-            Some(module) => setup.module(module),
+            Some(module) => setup.module(module, &[]),
             None => setup,
         }
     }

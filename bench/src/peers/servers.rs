@@ -147,11 +147,9 @@ impl Server {
             _ => {
                 let mut setup = match kind {
                     Kind::Redis | Kind::Replicated => Setup::of(subject.server()),
-                    _ => subject.with_module()?,
+                    Kind::ReplicatedWithModule => subject.with_module(&["min-replicas", "1"])?,
+                    _ => subject.with_module(&[])?,
                 };
-                if kind == Kind::ReplicatedWithModule {
-                    setup = setup.module_args(&["min-replicas", "1"]);
-                }
                 let most = (3 * clients + 100).to_string();
                 setup = setup.options(&["--maxclients", &most, "--save", ""]);
                 if durable {

@@ -17,8 +17,7 @@ impl Setup {
 
     /// A server with the module, for tests.
     pub(super) fn tested() -> Self {
-        let setup = Self::plain().module(module());
-        setup.module_args(&NO_REGULAR_LOOKS)
+        Self::plain().module(module(), &NO_REGULAR_LOOKS)
     }
 }
 
