@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
 use redis_lock_testing::{
-    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, TlsServer,
+    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, TlsProxy,
     sentinel,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -16,7 +16,7 @@ use crate::scenario::{Kind, Node, Scenario};
 
 enum Servers {
     Single(Vec<Server>),
-    Tls(Box<TlsServer>, Box<Authority>),
+    Tls(Box<Server>, TlsProxy, Box<Authority>),
     Sentinel(Box<Sentinels>),
     Cluster(Box<Play>),
 }
@@ -50,8 +50,9 @@ impl Bed {
             }
             Kind::Tls => {
                 let authority = Authority::new();
-                let server = TlsServer::start(&authority.certificate("127.0.0.1"), None);
-                Servers::Tls(Box::new(server), Box::new(authority))
+                let (server, certificate) = (Server::start(), authority.certificate("127.0.0.1"));
+                let way = TlsProxy::to(server.addr(), &certificate, None);
+                Servers::Tls(Box::new(server), way, Box::new(authority))
             }
             Kind::Sentinel => Servers::Sentinel(Box::new(Sentinels::start())),
             Kind::Cluster => Servers::Cluster(Box::new(Play::moving())),
@@ -79,8 +80,8 @@ impl Bed {
                     .map_or_else(|| servers[0].addr(), Proxy::addr);
                 json!({ "kind": "one", "urls": [url(addr)] })
             }
-            Servers::Tls(server, authority) => json!({
-                "kind": "one", "urls": [format!("rediss://{}", server.addr())],
+            Servers::Tls(_, way, authority) => json!({
+                "kind": "one", "urls": [format!("rediss://{}", way.addr())],
                 "ca_file": authority.file(),
             }),
             Servers::Sentinel(sentinels) => json!({
@@ -106,7 +107,7 @@ impl Bed {
     fn server(&mut self, node: Node) -> Result<&mut Server> {
         let mut nodes: Vec<_> = match &mut self.servers {
             Servers::Single(servers) => servers.iter_mut().collect(),
-            Servers::Tls(server, _) => vec![&mut server.plain],
+            Servers::Tls(server, ..) => vec![server],
             Servers::Cluster(moving) => {
                 let Play { server, others, .. } = &mut **moving;
                 [server].into_iter().chain(others.values_mut()).collect()

@@ -8,14 +8,14 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
-use redis_lock_testing::{Authority, TlsServer};
+use redis_lock_testing::{Authority, Server, TlsProxy};
 
 use support::{complained, output, said};
 
 const HERE: &str = "127.0.0.1";
 
 /// `lockctl` for this server, with these options.
-fn lockctl(server: &TlsServer, options: &[&OsStr], arguments: &[&str]) -> Output {
+fn lockctl(server: &TlsProxy, options: &[&OsStr], arguments: &[&str]) -> Output {
     let mut command = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
     let url = format!("rediss://{}", server.addr());
     command.args(["--json", "--url", &url]).args(options);
@@ -27,7 +27,7 @@ fn trusting(authority: &Path) -> [&OsStr; 2] {
 }
 
 #[track_caller]
-fn assert_trusted(server: &TlsServer, options: &[&OsStr]) {
+fn assert_trusted(server: &TlsProxy, options: &[&OsStr]) {
     let ran = lockctl(server, options, &["run", "lock", "echo", "x"]);
     assert!(ran.status.success(), "{ran:?}");
     assert_eq!(said(&ran), "x\n");
@@ -39,7 +39,7 @@ fn assert_trusted(server: &TlsServer, options: &[&OsStr]) {
 
 /// All refuse it at once, and what waits without end does so, too.
 #[track_caller]
-fn assert_refused(server: &TlsServer, options: &[&OsStr], why: &str) {
+fn assert_refused(server: &TlsProxy, options: &[&OsStr], why: &str) {
     for subcommand in [
         &["run", "lock", "echo", "never"][..],
         &["run", "--no-wait", "lock", "echo", "never"],
@@ -57,7 +57,8 @@ fn assert_refused(server: &TlsServer, options: &[&OsStr], why: &str) {
 #[test]
 fn the_authority_in_the_file_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let server = TlsServer::start(&authority.certificate(HERE), None);
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
     assert_trusted(&server, &trusting(authority.file()));
     assert_refused(&server, &trusting(stranger.file()), "certificate");
     // None of the system's has signed it.
@@ -69,7 +70,8 @@ fn a_certificate_of_another_name_or_time_is_refused() {
     let authority = Authority::new();
     let elsewhere = authority.certificate("elsewhere.example");
     for wrong in [elsewhere, authority.certificate_until(HERE, 2002)] {
-        let server = TlsServer::start(&wrong, None);
+        let plain = Server::start();
+        let server = TlsProxy::to(plain.addr(), &wrong, None);
         assert_refused(&server, &trusting(authority.file()), "certificate");
     }
 }
@@ -78,7 +80,8 @@ fn a_certificate_of_another_name_or_time_is_refused() {
 fn a_server_that_asks_is_shown_a_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let server = TlsServer::start(&certificate, Some(&clients));
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
     let trusted = authority.file();
     let right = clients.certificate("client");
     let wrong = authority.certificate("client");

@@ -22,7 +22,7 @@ pub use judge::{Control, Judge};
 pub use play::Play;
 pub use sentinel::Sentinels;
 pub use server::NO_REGULAR_LOOKS;
-pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
+pub use tls::{Authority, Certificate, TlsProxy};
 
 use crate::{SOON, comes_true, processors, stay_on};
 

@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use redis::{PushKind, Value};
 use rustix::buffer::spare_capacity;
@@ -231,14 +232,10 @@ impl Client {
     /// them, of 40 KB each, stay.
     #[track_caller]
     pub fn assert_memory_back(&mut self, before: i64) {
-        let mut now = i64::MAX;
         let back = "used_memory is back where it was";
-        super::eventually_within(std::time::Duration::from_secs(180), back, || {
-            if now < i64::MAX {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-            now = self.used_memory();
-            now <= before + 128 * 1024
+        super::eventually_within(Duration::from_secs(180), back, || {
+            std::thread::sleep(Duration::from_millis(100));
+            self.used_memory() <= before + 128 * 1024
         });
     }
 }

@@ -1,4 +1,4 @@
-//! A server that is spoken to over TLS, and the certificates for it.
+//! A way to a server over TLS, and the certificates for it.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use rcgen::{
 };
 use tempfile::NamedTempFile;
 
-use crate::{Server, local, spawn};
+use crate::{local, spawn};
 
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
@@ -77,9 +77,10 @@ pub struct TlsProxy {
 }
 
 impl TlsProxy {
-    /// A way to this server, which shows this certificate.
-    pub fn to(server: SocketAddr, certificate: &Certificate) -> Self {
-        Self::launch(server, certificate, None)
+    /// A way to this server, which shows this certificate, and wants one of its clients if
+    /// their authority is given.
+    pub fn to(server: SocketAddr, certificate: &Certificate, clients: Option<&Authority>) -> Self {
+        Self::launch(server, certificate, clients.map(Authority::file))
     }
 
     /// As [`TlsProxy::to`], which also lets through who does not speak TLS.
@@ -127,27 +128,5 @@ impl Drop for TlsProxy {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A server with the module that is spoken to over TLS.
-pub struct TlsServer {
-    /// The server, where it is spoken to in plain.
-    pub plain: Server,
-    proxy: TlsProxy,
-}
-
-impl TlsServer {
-    /// One that shows this certificate, and wants one of its clients if their authority is
-    /// given.
-    pub fn start(certificate: &Certificate, clients: Option<&Authority>) -> Self {
-        let plain = Server::start();
-        let proxy = TlsProxy::launch(plain.addr(), certificate, clients.map(Authority::file));
-        Self { plain, proxy }
-    }
-
-    /// Where it speaks TLS.
-    pub fn addr(&self) -> SocketAddr {
-        self.proxy.addr()
     }
 }
