@@ -43,9 +43,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::iter::repeat;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
+use regex::{Captures, Regex};
 
 use super::{Client, Cluster, scene, slot, tag};
 use crate::{SOON, Server, comes_true, pack};
@@ -80,6 +82,9 @@ impl Actor {
         }
     }
 }
+
+/// A name, and what is to be added to it.
+static NAME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\$(\w+)(?:\+(\d+))?").unwrap());
 
 /// How many lines are shown of a scene that fails.
 const SHOWN: usize = 40;
@@ -338,23 +343,19 @@ impl Play {
 
     /// The line with what its names stand for.
     pub fn with_names(&self, line: &str) -> String {
-        let mut parts = line.split('$');
-        let mut all = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
-            let (name, rest) = part.split_at(end.unwrap_or(part.len()));
+        let meant = |found: &Captures<'_>| {
+            let name = &found[1];
             let id = || Some(self.actors.get(name)?.id.to_string());
             let port = || Some(self.others.get(name)?.port.to_string());
             let known = self.names.get(name).cloned().or_else(id).or_else(port);
             let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
-            let more = rest.strip_prefix('+').and_then(|rest| {
-                let end = rest.find(|c: char| !c.is_ascii_digit());
-                let (more, rest) = rest.split_at(end.unwrap_or(rest.len()));
-                let sum = known.parse::<i64>().ok()? + more.parse::<i64>().ok()?;
-                Some(sum.to_string() + rest)
-            });
-            all += &more.unwrap_or_else(|| known + rest);
-        }
+            let Some(more) = found.get(2) else {
+                return known;
+            };
+            let [known, more]: [i64; 2] = [&known, more.as_str()].map(|it| it.parse().unwrap());
+            (known + more).to_string()
+        };
+        let all = NAME.replace_all(line, meant);
         all.replace(" PLACED", " LONG QUEUE 600000 ch")
             .replace(" BLOCKED", " LONG BLOCK 0")
             .replace(" LONG", " LEASE 600000")
@@ -416,7 +417,8 @@ impl Play {
             .strip_prefix('{')
             .and_then(|it| it.strip_suffix('}'));
         let Some(fields) = fields else {
-            return self.agrees(&shown(reply), expected);
+            let shown = reply.as_ref().map_or("closed".into(), scene::shown);
+            return self.agrees(&shown, expected);
         };
         let is_open = |list: &str| list.matches('[').count() > list.matches(']').count();
         let mut words: Vec<String> = Vec::new();
@@ -519,8 +521,4 @@ fn words(command: &str) -> Vec<String> {
         }
     }
     words
-}
-
-fn shown(reply: Option<Value>) -> String {
-    reply.map_or("closed".into(), |reply| scene::shown(&reply))
 }

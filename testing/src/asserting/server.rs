@@ -50,8 +50,8 @@ impl Server {
 
     /// The server's version, of Valkey its own.
     pub fn version(&self) -> (u32, u32) {
-        let redis = || self.version_in("redis_version").unwrap();
-        self.valkey_version().unwrap_or_else(redis)
+        let valkey = self.valkey_version();
+        valkey.unwrap_or_else(|| self.version_in("redis_version").unwrap())
     }
 
     /// The version of Valkey, if the server is that.
