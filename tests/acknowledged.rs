@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Client, Play, TestServer, eventually};
+use redis_lock_testing::{Client, Play, Server, eventually};
 
 /// Nothing is left, and nobody crashed.
 #[track_caller]
@@ -444,7 +444,7 @@ fn who_subscribes_is_told_what_is_safe_or_that_it_is_not_known() {
 
 #[test]
 fn the_append_only_file_holds_no_question_to_replicas() {
-    let server = TestServer::start_with(&["--appendonly", "yes"]);
+    let server = Server::start_with(&["--appendonly", "yes"]);
     let mut play = Play::on(server).with_replica();
     play.run(
         "o > CONFIG SET lock.min-replicas 1
@@ -454,7 +454,7 @@ fn the_append_only_file_holds_no_question_to_replicas() {
     let mut written = String::new();
     eventually("the file is written", || {
         written.clear();
-        for file in std::fs::read_dir(play.dir().join("appendonlydir")).unwrap() {
+        for file in std::fs::read_dir(play.dir.join("appendonlydir")).unwrap() {
             let bytes = std::fs::read(file.unwrap().path()).unwrap();
             written.push_str(&String::from_utf8_lossy(&bytes));
         }

@@ -1,7 +1,7 @@
 //! What clients get wrong is told clearly and changes nothing.
 
 use redis::Value;
-use redis_lock_testing::{Play, TestServer, int, nil, status, text};
+use redis_lock_testing::{Play, Server, int, nil, status, text};
 
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const TIMEOUT: &str = "ERR timeout is not an integer or out of range";
@@ -152,7 +152,7 @@ fn keys_that_hold_something_else() {
 
 #[test]
 fn keys_and_owners_of_any_bytes() {
-    let server = TestServer::start();
+    let server = Server::start();
     let replica = server.replica(false);
     let mut client = server.client();
     let megabyte = vec![0xfe; 1 << 20];

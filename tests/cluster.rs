@@ -152,8 +152,7 @@ fn a_reshard_by_redis_cli_redirects_the_waiters() {
     let command = play.with_names("--cluster-from $id0 --cluster-to $id1 --cluster-slots 30");
     let options: Vec<&str> = command.split(' ').collect();
     let reshard = ["--cluster", "reshard", &node, "--cluster-yes"];
-    let (is_moved, said) = redis_cli(&[&reshard, &options[..]].concat()).unwrap();
-    assert!(is_moved, "{said}");
+    redis_cli(&[&reshard, &options[..]].concat()).unwrap();
     play.run(
         "each 0..4: w# < !MOVED ; h > LOCK.ACQUIRE $k# h -> !MOVED
         each 0..4: o@n1 > HGETALL $k# -> $stored# ; o@n1 > LOCK.ACQUIRE $k# h LONG -> T#
@@ -283,7 +282,7 @@ impl Follower {
     fn new(cluster: &Cluster) -> Self {
         Self {
             addrs: cluster.nodes.iter().map(|node| node.addr()).collect(),
-            clients: (0..3).map(|node| cluster.client(node)).collect(),
+            clients: (0..3).map(|node| cluster.nodes[node].client()).collect(),
             at: 0,
         }
     }
@@ -335,7 +334,7 @@ fn exclusion_holds_while_slots_are_moved_back_and_forth_under_load() {
 #[test]
 fn exclusion_holds_while_slots_change_hands_at_once_under_load() {
     let cluster = Cluster::start();
-    let (mut from, mut to) = (cluster.client(0), cluster.client(1));
+    let (mut from, mut to) = (cluster.nodes[0].client(), cluster.nodes[1].client());
     let is_unknown = |reply: &Value| format!("{reply:?}").contains("unknown subcommand");
     let of_valkey = !is_unknown(&from.call("CLUSTER MIGRATESLOTS x"));
     if !of_valkey && is_unknown(&to.call("CLUSTER MIGRATION x")) {
@@ -348,11 +347,13 @@ fn exclusion_holds_while_slots_change_hands_at_once_under_load() {
             true => (from, format!("MIGRATESLOTS SLOTSRANGE 0 {last} NODE {id}")),
             false => (to, format!("MIGRATION IMPORT 0 {last}")),
         };
-        let begun = cluster.client(node).call(&format!("CLUSTER {command}"));
+        let begun = cluster.nodes[node]
+            .client()
+            .call(&format!("CLUSTER {command}"));
         assert!(!matches!(begun, Value::ServerError(_)), "{begun:?}");
         let here = format!("EXISTS {{{}}}", tag(|slot| slot == 0, 0));
         eventually("the slots have moved", || {
-            cluster.client(to).call(&here) == int(0)
+            cluster.nodes[to].client().call(&here) == int(0)
         });
         cluster.await_agreement();
     });

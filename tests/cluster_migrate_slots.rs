@@ -2,11 +2,11 @@
 //! while the old node serves it, and then it changes hands at once.
 
 use redis::Value;
-use redis_lock_testing::{Play, TestServer};
+use redis_lock_testing::{Play, Server};
 
 /// A slot that is moved at once. None where the server can't do that.
 fn moving() -> Option<Play> {
-    if TestServer::start().valkey_version() < Some((9, 0)) {
+    if Server::start().valkey_version() < Some((9, 0)) {
         println!("skipped: CLUSTER MIGRATESLOTS needs Valkey 9");
         return None;
     }

@@ -6,9 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use redis::{PushKind, Value};
-use redis_lock_testing::{
-    Client, Connection, Server, Setup, TestServer, binary, module, reply_text, status,
-};
+use redis_lock_testing::{Client, Connection, Server, Setup, binary, module, reply_text, status};
 
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -172,7 +170,7 @@ fn block(document: &str, word: &str) -> Vec<String> {
 
 /// Terminals beside each other, and what tokens that a document shows are now.
 struct Session {
-    server: TestServer,
+    server: Server,
     terminals: [Client; 2],
     printed: [VecDeque<String>; 2],
     tokens: BTreeMap<String, String>,
@@ -210,7 +208,7 @@ fn printed(value: &Value) -> Vec<String> {
 
 impl Session {
     fn begin() -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         Self {
             terminals: [server.client(), server.client().in_resp3()],
             server,
@@ -234,7 +232,7 @@ impl Session {
                     let command = self.tokens.iter().fold(command.into(), now);
                     self.terminals[n].send(&command);
                     if command.contains("BLOCK") {
-                        self.server.await_waiters(1);
+                        self.server.await_info("lock_waiters", 1);
                     }
                 } else if !is_comment(half) {
                     if self.printed[n].is_empty() {
@@ -288,7 +286,7 @@ fn the_configuration_is_that_of_a_server_that_starts() {
     lines.extend(block("docs/guarantees.md", "lock.min-replicas 2"));
     let mut setup = Setup::of(binary());
     setup.config = Some(lines.join("\n"));
-    let server = Server::start(setup).unwrap_or_else(|error| panic!("{error}"));
+    let server = setup.start().unwrap();
     let mut client = Client::try_connect(server.addr()).unwrap();
     for line in lines.iter().filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(' ').unwrap();
@@ -322,7 +320,7 @@ fn a_server_that_does_not_start_says_what_is_shown() {
         assert!(document.contains(&format!("| `{says}`")), "{says}");
         let mut setup = Setup::of(binary());
         setup.config = Some(config);
-        let error = Server::start(setup).err().unwrap().to_string();
+        let error = setup.start().err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
         let gives_reason = error.contains("the module is not loaded:");
         assert_eq!(gives_reason, says.starts_with("the module"), "{error}");
@@ -332,7 +330,7 @@ fn a_server_that_does_not_start_says_what_is_shown() {
 #[test]
 fn the_counters_of_a_new_server_begin_as_they_are_shown() {
     let shown = block("docs/install.md", "lock_waiters:0");
-    let info = TestServer::start().client().bulk("INFO lock");
+    let info = Server::start().client().bulk("INFO lock");
     let real: Vec<&str> = info.lines().take(shown.len()).collect();
     assert_eq!(real, shown);
 }
@@ -411,7 +409,7 @@ fn documented(begins_with: &str) -> BTreeMap<String, String> {
 #[test]
 fn the_settings_and_their_defaults_are_those_of_the_server() {
     let module = module();
-    let server = TestServer::start_plain(&["--loadmodule", module.to_str().unwrap()]);
+    let server = Server::start_plain(&["--loadmodule", module.to_str().unwrap()]);
     let Value::Array(words) = server.client().call("CONFIG GET lock.*") else {
         panic!("no list");
     };
@@ -436,7 +434,7 @@ fn packaged_settings() -> BTreeMap<String, String> {
 
 #[test]
 fn the_fields_of_info_lock_are_those_of_the_server() {
-    let info = TestServer::start().client().bulk("INFO lock");
+    let info = Server::start().client().bulk("INFO lock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
     let fields: Vec<&str> = fields.map(|(name, _)| name).collect();
     let documented: Vec<String> = documented("lock_").into_keys().collect();

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{NO_REGULAR_LOOKS, Play, TestServer, int, module};
+use redis_lock_testing::{NO_REGULAR_LOOKS, Play, Server, int, module};
 
 /// Nothing may be granted during this time. It is the absence of an event that
 /// is observed, so there is nothing to poll for.
@@ -343,7 +343,7 @@ fn shutdown_with_waiters_ends_cleanly() {
     // The server may end before it has written the first reply.
     let replies = [(); 2].map(|()| play.client("h").try_reply());
     assert!(matches!(replies, [None | Some(Value::Int(1)), None]));
-    let ended = play.server.await_end();
+    let ended = play.server.await_end().unwrap();
     let log = play.log();
     assert!(ended.success(), "{ended}\n{log}");
     assert!(!log.contains("BUG REPORT START"), "{log}");
@@ -365,10 +365,10 @@ fn check_full_sync(lease_ms: u64) -> bool {
         "--repl-diskless-sync-delay",
         "0",
     ];
-    let mut play = Play::on(TestServer::start_with(&options));
-    let replica = TestServer::start_with(&options);
+    let mut play = Play::on(Server::start_with(&options));
+    let replica = Server::start_with(&options);
     play.others.insert("other".into(), replica);
-    let here = play.port();
+    let here = play.port;
     play.run(&format!(
         "there at other
         there > REPLICAOF 127.0.0.1 {here} -> OK

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Clock, Fate, LONG, Play, Proxy, Signal, TestServer, int, nil, signal, token,
+    Client, Clock, Fate, LONG, Play, Proxy, Server, Signal, int, nil, signal, token,
 };
 
 #[test]
@@ -23,7 +23,7 @@ fn a_dead_holder_is_replaced_when_its_lease_ends() {
 
 #[test]
 fn a_holder_stopped_past_its_lease_is_refused_when_it_wakes() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut next = server.client();
     let mut holder = Command::new("redis-cli")
         .args(["-p", &server.addr().port().to_string()])
@@ -78,13 +78,13 @@ fn a_waiter_that_does_not_read_holds_the_lock_for_its_lease() {
 
 #[test]
 fn a_holder_behind_a_silent_network_is_replaced() {
-    let server = TestServer::start();
+    let server = Server::start();
     let network = Proxy::to(server.addr()).unwrap();
     let mut holder = Client::try_connect(network.addr()).unwrap();
     let (mut waiter, mut observer) = (server.client(), server.client());
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     waiter.send(&format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"));
-    server.await_blocked(1);
+    server.await_info("blocked_clients", 1);
     // Its last renewal gets through, the next ones and its release do not.
     assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
     let connected = observer.info("connected_clients");
@@ -137,7 +137,7 @@ fn a_crash_after_a_save_keeps_the_lock() {
 
 #[test]
 fn a_lease_that_ends_while_the_server_is_down_is_over() {
-    let server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     // Long enough for the crash to come before its end.
     Play::on(server).run(
         "o > LOCK.ACQUIRE k a LONG -> A

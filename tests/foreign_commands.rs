@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, int};
+use redis_lock_testing::{Client, Play, Server, int};
 
 /// `h` holds `k`, `w` waits for it, and `p` has a place behind that.
 #[track_caller]
@@ -52,7 +52,7 @@ fn assert_handed_on(play: &mut Play) {
 
 #[test]
 fn what_frees_the_lock_hands_it_on() {
-    let target = TestServer::start();
+    let target = Server::start();
     for free in [
         "o > DEL k -> 1",
         "o > UNLINK k -> 1",
@@ -74,7 +74,7 @@ fn what_frees_the_lock_hands_it_on() {
         "o > HSET remains @fence 9000000000000 \n o > RENAME remains k -> OK",
         &format!(
             "o > MIGRATE 127.0.0.1 {} k 0 5000 REPLACE -> OK",
-            target.port()
+            target.port
         ),
     ] {
         assert_handed_on(lined_up().run(free));

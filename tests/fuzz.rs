@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use redis_lock_testing::{Client, TestServer, eventually, status};
+use redis_lock_testing::{Client, Server, eventually, status};
 
 const NAMES: &str = "\
     LOCK.ACQUIRE LOCK.RELEASE LOCK.RENEW lock.acquire Lock.Release LOCK.INFO LOCK.LIST \
@@ -84,9 +84,10 @@ fn the_server_survives_random_words_and_random_bytes() {
 fn run(seed: u64, length: Option<Duration>) {
     println!("FUZZ_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let server = TestServer::start();
+    let server = Server::start();
     let mut observer = server.client();
-    let ears = server.subscriber("ch");
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     let mut clients: Vec<Client> = (0..8).map(|_| server.client()).collect();
     let mut sent = 0;
     let start = Instant::now();

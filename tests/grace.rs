@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::field;
-use redis_lock_testing::{Client, Clock, LONG, Play, TestServer, module, nil, status, token};
+use redis_lock_testing::{Client, Clock, LONG, Play, Server, module, nil, status, token};
 
 /// A grace period that a test ends itself.
 const LONG_GRACE: [&str; 2] = ["--lock.grace-period", "600000"];
@@ -12,7 +12,7 @@ const END: &str = "o > CONFIG SET lock.grace-period 0 -> OK";
 
 /// In the grace period.
 fn in_grace() -> Play {
-    Play::on(TestServer::start_with(&LONG_GRACE))
+    Play::on(Server::start_with(&LONG_GRACE))
 }
 
 /// What is left of it, as all who are asked say.
@@ -121,7 +121,7 @@ fn who_has_a_place_is_served_in_order_when_it_ends_and_forgotten_by_a_restart() 
 
 #[test]
 fn it_ends_by_itself_and_not_before() {
-    let server = TestServer::start_with(&["--lock.grace-period", "3000"]);
+    let server = Server::start_with(&["--lock.grace-period", "3000"]);
     let (mut client, mut waiter) = (server.client(), server.client());
     let start = Instant::now();
     let left = left_ms(&mut client);
@@ -155,7 +155,7 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
         log.contains("grace period begins with the promotion"),
         "{log}"
     );
-    let port = play.server.port();
+    let port = play.server.port;
     play.run(&format!(
         "new > LOCK.RENEW k h LONG -> 1
         new > REPLICAOF 127.0.0.1 {port} -> OK"
@@ -171,10 +171,10 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
 
 #[test]
 fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
-    let primary = TestServer::start();
-    let port = primary.port().to_string();
+    let primary = Server::start();
+    let port = primary.port.to_string();
     let options = [&LONG_GRACE[..], &["--replicaof", "127.0.0.1", &port]].concat();
-    let mut play = Play::on(TestServer::start_with(&options));
+    let mut play = Play::on(Server::start_with(&options));
     play.await_link().unwrap();
     play.run(
         "lock_grace_ms = 0
@@ -185,7 +185,7 @@ fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
 
 #[test]
 fn it_counts_from_the_end_of_loading() {
-    let mut play = Play::on(TestServer::start_with(&["--appendonly", "yes"]));
+    let mut play = Play::on(Server::start_with(&["--appendonly", "yes"]));
     play.run("o > LOCK.ACQUIRE k h LONG -> H");
     play.server
         .setup
@@ -207,7 +207,7 @@ fn it_counts_from_the_end_of_loading() {
 #[test]
 fn a_module_that_is_loaded_later_begins_one() {
     let load = format!("o > MODULE LOAD {}", module().display());
-    Play::on(TestServer::start_plain(&[])).run(&format!(
+    Play::on(Server::start_plain(&[])).run(&format!(
         "{load} grace-period 600000 -> OK
         o > LOCK.ACQUIRE k h -> null
         lock_grace_ms = 1..
@@ -231,10 +231,10 @@ fn time_in_which_the_server_is_stopped_counts_and_what_its_clock_shows_does_not(
     }
     let start = Instant::now();
     let left = left_ms(&mut client);
-    server.stop();
+    server.stop().unwrap();
     // It is the passing of time that is tested.
     std::thread::sleep(Duration::from_millis(500));
-    server.go_on();
+    server.go_on().unwrap();
     let now_left = client.info("lock_grace_ms");
     assert!(left - now_left >= 500, "{left} ms, then {now_left} ms");
     let passed = i64::try_from(start.elapsed().as_millis()).unwrap();
@@ -260,13 +260,13 @@ fn the_log_warns_of_settings_that_do_not_add_up() {
         ("6000", "1000", &fenced, None),
     ] {
         let own = ["--lock.grace-period", grace, "--lock.max-lease", max_lease];
-        let server = TestServer::start_with(&[&own, options].concat());
+        let server = Server::start_with(&[&own, options].concat());
         let log = server.log();
         for text in [not_fenced, short] {
             assert_eq!(log.contains(text), warning == Some(text), "{grace}: {log}");
         }
     }
-    let server = TestServer::start_with(&fenced);
+    let server = Server::start_with(&fenced);
     let mut client = server.client();
     let warnings = || server.log().matches("lock.grace-period is").count();
     for (set, count) in [

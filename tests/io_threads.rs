@@ -1,6 +1,6 @@
 //! Commands that the server reads on several threads.
 
-use redis_lock_testing::{Client, LONG, TestServer, int, pack, status};
+use redis_lock_testing::{Client, LONG, Server, int, pack, status};
 
 const ROUNDS: usize = 20;
 const A_WRITE: usize = 200;
@@ -16,7 +16,7 @@ fn ask(clients: &mut [Client], commands: &[u8]) {
 #[test]
 fn guarded_commands_may_be_read_on_other_threads_while_the_server_writes() {
     let options = ["--io-threads", "4", "--appendonly", "yes"];
-    let server = TestServer::start_with(&options);
+    let server = Server::start_with(&options);
     let mut observer = server.client();
     let token = observer.int(&format!("LOCK.ACQUIRE k a {LONG}"));
     let mut writers: Vec<Client> = (0..8).map(|_| server.client()).collect();

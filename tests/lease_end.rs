@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Judge, Play, TestServer, int};
+use redis_lock_testing::{Judge, Play, Server, int};
 
 /// How long after the end of a lease its next holder hears of it at the latest.
 const PROMPT: Duration = Duration::from_millis(20);
@@ -18,13 +18,13 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Holders let their leases end.
-fn leases_end_on_time(server: &TestServer) {
+fn leases_end_on_time(server: &Server) {
     let (mut holder, mut waiter) = (server.client(), server.client());
     let mut judge = Judge::new("from a lease's end to the next holder", PROMPT);
     while judge.wants_more() {
         holder.int("LOCK.ACQUIRE k holder LEASE 600000");
         waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
-        server.await_blocked(1);
+        server.await_info("blocked_clients", 1);
         assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
         let ends = Instant::now() + Duration::from_millis(100);
         assert!(matches!(waiter.reply(), Value::Int(_)));
@@ -36,13 +36,13 @@ fn leases_end_on_time(server: &TestServer) {
 #[test]
 fn within_20_ms_of_its_end_on_an_idle_server() {
     let _alone = alone();
-    leases_end_on_time(&TestServer::start());
+    leases_end_on_time(&Server::start());
 }
 
 #[test]
 fn within_20_ms_of_its_end_on_a_busy_server() {
     let _alone = alone();
-    let server = TestServer::start();
+    let server = Server::start();
     let busy = Arc::new(AtomicBool::new(true));
     let mut client = server.client();
     let load = std::thread::spawn({

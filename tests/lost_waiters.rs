@@ -1,7 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int};
+use redis_lock_testing::{Client, Play, Server, eventually, int};
 
 /// `h` holds `k`, and `a` waits for it with these options, then `next`.
 #[track_caller]
@@ -52,7 +52,7 @@ fn assert_no_traces(client: &mut Client) {
 /// What is in its buffer when it goes counts as told: then its lease ends that.
 #[test]
 fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_most() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (mut holder, mut killer) = (server.client(), server.client());
     let mut next = server.client();
     for round in 0..10_000 {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil};
+use redis_lock_testing::{Client, Server, eventually, int, need_files, nil};
 
-fn start() -> TestServer {
-    TestServer::start_with(&["--maxclients", "12000"])
+fn start() -> Server {
+    Server::start_with(&["--maxclients", "12000"])
 }
 
 #[track_caller]
@@ -42,11 +42,11 @@ fn a_million_acquires_and_releases_leave_no_memory_behind() {
 }
 
 /// The first wait and the first release make the tables in which all are counted.
-fn have_times_counted(server: &TestServer) {
+fn have_times_counted(server: &Server) {
     let (mut holder, mut waiter) = (server.client(), server.client());
     holder.call("LOCK.ACQUIRE first holder");
     waiter.send("LOCK.ACQUIRE first waiter BLOCK 0");
-    server.await_blocked(1);
+    server.await_info("blocked_clients", 1);
     assert_eq!(holder.call("LOCK.RELEASE first holder"), int(1));
     assert!(matches!(waiter.reply(), Value::Int(_)));
     assert_eq!(waiter.call("LOCK.RELEASE first waiter"), int(1));
@@ -54,7 +54,7 @@ fn have_times_counted(server: &TestServer) {
 
 const WAITERS: usize = 10_000;
 
-fn used_to_crowds() -> TestServer {
+fn used_to_crowds() -> Server {
     need_files(10_500);
     let server = start();
     let mut observer = server.client();
@@ -64,7 +64,7 @@ fn used_to_crowds() -> TestServer {
     server
 }
 
-fn crowd(server: &TestServer, command: impl Fn(usize) -> String) -> Vec<Option<Client>> {
+fn crowd(server: &Server, command: impl Fn(usize) -> String) -> Vec<Option<Client>> {
     let mut ping = server.client();
     let clients = (0..WAITERS)
         .map(|i| {
@@ -76,7 +76,7 @@ fn crowd(server: &TestServer, command: impl Fn(usize) -> String) -> Vec<Option<C
         })
         .collect();
     drop(ping);
-    server.await_blocked(i64::try_from(WAITERS).unwrap());
+    server.await_info("blocked_clients", i64::try_from(WAITERS).unwrap());
     clients
 }
 
@@ -122,7 +122,10 @@ fn of_ten_thousand_waiters_one_in_ten_stays_and_comes_in_order() {
         }
         waiters[*leaver] = None;
     }
-    server.await_blocked(i64::try_from(WAITERS - leavers.len()).unwrap());
+    server.await_info(
+        "blocked_clients",
+        i64::try_from(WAITERS - leavers.len()).unwrap(),
+    );
     holder.call("LOCK.RELEASE k holder");
     let mut last = 0;
     for (i, waiter) in waiters.iter_mut().enumerate() {
@@ -168,7 +171,7 @@ fn ten_thousand_waiters_time_out_at_once_and_leave_nothing() {
     // The lock is as it was, and the queue is open.
     let first = waiters[0].as_mut().unwrap();
     first.send("LOCK.ACQUIRE k owner0 BLOCK 0");
-    server.await_blocked(1);
+    server.await_info("blocked_clients", 1);
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     assert!(matches!(first.reply(), Value::Int(_)));
     assert_eq!(first.call("LOCK.RELEASE k owner0"), int(1));

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use redis_lock_testing::{
-    Client, SOON, TestServer, comes_true, eventually_within, int, local, spawn, status,
+    Client, SOON, Server, comes_true, eventually_within, int, local, spawn, status,
 };
 use serde_json::Value as Json;
 use tempfile::TempDir;
@@ -101,14 +101,14 @@ fn documented(program: &str, folder: &Path) -> Vec<String> {
 }
 
 /// The redis_exporter of the documents.
-fn exporter(server: &TestServer) -> Program {
+fn exporter(server: &Server) -> Program {
     exporter_by(server, &documented(EXPORTER, &shipped("")))
 }
 
 const EXPORTER: &str = "prometheus-redis-exporter";
 
 /// A redis_exporter with these arguments, for this server.
-fn exporter_by(server: &TestServer, arguments: &[String]) -> Program {
+fn exporter_by(server: &Server, arguments: &[String]) -> Program {
     let rights = line_of("docs/operations.md", "ACL SETUSER exporter ");
     let made = server.client().call(&rights);
     assert_eq!(made, status("OK"));
@@ -141,7 +141,7 @@ fn numbers(info: &str) -> Vec<(&str, &str)> {
 #[test]
 #[ignore = "needs redis_exporter: make test-monitoring"]
 fn the_exporter_tells_all_of_info_lock_by_the_script_and_nothing_of_it_without() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     client.int("LOCK.ACQUIRE k a LEASE 600000");
     let mut without = documented(EXPORTER, &shipped(""));
@@ -166,7 +166,7 @@ fn the_exporter_tells_all_of_info_lock_by_the_script_and_nothing_of_it_without()
 #[test]
 #[ignore = "needs redis_exporter: make test-monitoring"]
 fn replicas_that_are_missing_are_told_where_nothing_can_be_written() {
-    let server = TestServer::start_with(&["--min-replicas-to-write", "1"]);
+    let server = Server::start_with(&["--min-replicas-to-write", "1"]);
     let exporter = exporter(&server);
     let refused = server.client().error("LOCK.ACQUIRE k a");
     assert!(refused.starts_with("NOREPLICAS "), "{refused}");
@@ -221,12 +221,12 @@ fn queries(dashboard: &Json) -> Vec<String> {
 }
 
 /// A lock that is held, a client that waits for it and a place: no more fit in its queue.
-fn full_queue(server: &TestServer) -> [Client; 2] {
+fn full_queue(server: &Server) -> [Client; 2] {
     let (mut client, mut waiter) = (server.client(), server.client());
     client.call("CONFIG SET lock.max-waiters 2");
     client.int("LOCK.ACQUIRE k a LEASE 600000");
     waiter.send("LOCK.ACQUIRE k b BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     assert_eq!(client.call("LOCK.ACQUIRE k c QUEUE 600000 mine"), int(0));
     [client, waiter]
 }
@@ -234,7 +234,7 @@ fn full_queue(server: &TestServer) -> [Client; 2] {
 #[test]
 #[ignore = "needs Prometheus and redis_exporter: make test-monitoring"]
 fn prometheus_answers_each_panel_of_the_dashboard_and_fires_an_alert() {
-    let server = TestServer::start();
+    let server = Server::start();
     let [mut client, _waiter] = full_queue(&server);
     let exporter = exporter(&server);
     let prometheus = prometheus(&exporter);
@@ -285,7 +285,7 @@ fn the_alerts_pass_their_own_tests_and_name_what_there_is() {
     );
     let alerts = fs::read_to_string(shipped("alerts.yml")).unwrap();
     let tested = fs::read_to_string(shipped("alerts_test.yml")).unwrap();
-    let server = TestServer::start();
+    let server = Server::start();
     let exporter = exporter(&server);
     let metrics = exporter.get("/metrics").unwrap();
     let there: BTreeSet<_> = told(&metrics).into_iter().map(|(name, _)| name).collect();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, LONG, Play, TestServer, Told, int, need_files, nil, status, stay_on_one_processor,
+    Client, LONG, Play, Server, Told, int, need_files, nil, pack, status, stay_on_one_processor,
     text, token,
 };
 
@@ -49,15 +49,23 @@ fn a_free_lock_is_had_at_once_with_its_full_lease_and_no_message() {
 
 #[test]
 fn a_message_names_the_database_and_any_bytes_of_the_key() {
-    let server = TestServer::start();
-    let mut ears = server.subscriber("ch");
+    let server = Server::start();
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     assert_eq!(ears.call("SELECT 3"), status("OK"));
     let key = b"3:a,\r\n\0\xff";
-    ears.send_words(&[b"LOCK.ACQUIRE", key, b"holder"]);
+    ears.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"holder"]));
     token(&ears.reply());
-    ears.send_words(&[b"LOCK.ACQUIRE", key, b"1:b,", b"QUEUE", b"60000", b"ch"]);
+    ears.send_bytes(&pack(&[
+        &b"LOCK.ACQUIRE"[..],
+        key,
+        b"1:b,",
+        b"QUEUE",
+        b"60000",
+        b"ch",
+    ]));
     assert_eq!(ears.reply(), int(0));
-    ears.send_words(&[b"LOCK.RELEASE", key, b"holder"]);
+    ears.send_bytes(&pack(&[&b"LOCK.RELEASE"[..], key, b"holder"]));
     assert_eq!(ears.reply(), int(1));
     let told = ears.told();
     assert_eq!((told.db, told.owner.as_str()), (3, "1:b,"));
@@ -101,8 +109,9 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
     const ALL: usize = 10_000;
     need_files(1_200);
     stay_on_one_processor();
-    let server = TestServer::start_with(&["--maxclients", "2000"]);
-    let mut ears = server.subscriber("ch");
+    let server = Server::start_with(&["--maxclients", "2000"]);
+    let mut ears = server.client();
+    ears.subscribe("SUBSCRIBE ch");
     token(&ears.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
     let mut blocked: BTreeMap<usize, Client> =
         (3..ALL).step_by(10).map(|i| (i, server.client())).collect();
@@ -352,9 +361,9 @@ fn a_channel_is_any_string_of_1024_bytes_at_most() {
     };
     for channel in [&b""[..], b"\0\r\n\xff", &too_long[..1024]] {
         let mut ears = play.server.client().in_resp3();
-        ears.send_words(&[b"SUBSCRIBE", channel]);
+        ears.send_bytes(&pack(&[&b"SUBSCRIBE"[..], channel]));
         ears.pushed();
-        ears.send_words(&place(channel));
+        ears.send_bytes(&pack(&place(channel)));
         assert_eq!(ears.reply(), int(0));
         play.run("h > LOCK.RELEASE k h -> 1");
         ears.granted("a");

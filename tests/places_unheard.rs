@@ -2,11 +2,11 @@
 //! waiting.
 
 use redis::{PushKind, Value};
-use redis_lock_testing::{Play, TestServer, Told};
+use redis_lock_testing::{Play, Server, Told};
 
 #[test]
 fn nothing_is_granted_or_written_where_nobody_hears() {
-    let server = TestServer::start_with(&["--repl-ping-replica-period", "3600"]);
+    let server = Server::start_with(&["--repl-ping-replica-period", "3600"]);
     let replica = server.replica(false);
     let mut play = Play::on(server);
     let mut written = Vec::new();

@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redis_lock_testing::{Clock, Play, TestServer};
+use redis_lock_testing::{Clock, Play, Server};
 
 /// Tokens of a clock that is so many seconds ahead have these names from here on.
 fn name_tokens(play: &mut Play) {
@@ -87,7 +87,7 @@ fn a_replica_whose_clock_is_behind_goes_on_where_its_primary_was() {
     let clock = Clock::new();
     let mut play = Play::start();
     clock.set_ahead(-50);
-    let port = play.port().to_string();
+    let port = play.port.to_string();
     let replica = clock.server_with(&["--replicaof", "127.0.0.1", &port]);
     replica.await_link().unwrap();
     play.others.insert("r".into(), replica);
@@ -111,7 +111,7 @@ fn a_server_that_loads_its_data_gives_greater_tokens_than_any_in_it() {
         (&["--save", "3600 1"], "o > SAVE -> OK"),
     ] {
         for (stored, next) in [("$t50", "$t50+1.."), ("$t120", "1..$t120")] {
-            let mut play = Play::on(TestServer::start_with(options));
+            let mut play = Play::on(Server::start_with(options));
             name_tokens(&mut play);
             play.run(&store("k", stored)).run(written);
             play.run(&format!("crash \n o > LOCK.ACQUIRE new o LONG -> {next}"));

@@ -1,12 +1,12 @@
 //! A server that refuses writes does not write by itself either.
 
 use redis_lock_testing::scene::assert_none_granted;
-use redis_lock_testing::{Play, TestServer, eventually};
+use redis_lock_testing::{Play, Server, eventually};
 
 /// Locks that come free while the server refuses writes: `ended` because its lease ends,
 /// `closed` because its session closes. Somebody waits for each, and `placed` has a place.
 #[track_caller]
-fn lined_up(server: TestServer) -> Play {
+fn lined_up(server: Server) -> Play {
     let mut play = Play::on(server);
     play.run(
         "h > LOCK.ACQUIRE ended h LONG -> token
@@ -51,7 +51,7 @@ fn assert_granted(play: &mut Play) {
 #[test]
 fn without_replicas_nobody_is_granted_until_fewer_will_do_or_one_has_come() {
     for comes in [false, true] {
-        let mut play = lined_up(TestServer::start());
+        let mut play = lined_up(Server::start());
         play.run(ENDS_AFTER_THAT)
             .run("h > CONFIG SET min-replicas-to-write 1");
         assert_nothing_is_granted(&mut play, "NOREPLICAS");
@@ -66,7 +66,7 @@ fn without_replicas_nobody_is_granted_until_fewer_will_do_or_one_has_come() {
 /// A session's lease is not moved while writes are refused, and it ends. Who holds by a
 /// connection must not believe in it any longer.
 #[track_caller]
-fn check_not_kept_up(server: TestServer, refuse: impl FnOnce(&mut Play), accept: &str) {
+fn check_not_kept_up(server: Server, refuse: impl FnOnce(&mut Play), accept: &str) {
     let mut play = Play::on(server);
     play.run(
         "kept > LOCK.ACQUIRE kept h LEASE 1500 SESSION -> token
@@ -86,16 +86,16 @@ fn check_not_kept_up(server: TestServer, refuse: impl FnOnce(&mut Play), accept:
 #[test]
 fn without_enough_replicas_no_session_is_kept_up() {
     check_not_kept_up(
-        TestServer::start(),
+        Server::start(),
         |play| _ = play.run("o > CONFIG SET min-replicas-to-write 1"),
         "CONFIG SET min-replicas-to-write 0",
     );
 }
 
 /// A server whose next snapshot fails, because its name is a folder's.
-fn without_a_disk() -> TestServer {
-    let server = TestServer::start_with(&["--dbfilename", "folder"]);
-    std::fs::create_dir(server.dir().join("folder")).unwrap();
+fn without_a_disk() -> Server {
+    let server = Server::start_with(&["--dbfilename", "folder"]);
+    std::fs::create_dir(server.dir.join("folder")).unwrap();
     let save: [&[u8]; 4] = [b"CONFIG", b"SET", b"save", b"3600 1"];
     server.client().words(&save);
     server
@@ -138,7 +138,7 @@ fn while_the_append_only_file_is_full_nothing_is_handed_on() {
         std::os::unix::fs::symlink("/dev/full", folder.join(name)).unwrap();
     }
     let path = dir.path().to_str().unwrap();
-    let mut play = lined_up(TestServer::start_with(&["--dir", path]));
+    let mut play = lined_up(Server::start_with(&["--dir", path]));
     play.run("h > CONFIG SET appendonly yes")
         .run(ENDS_AFTER_THAT);
     await_in_info(&mut play, "aof_last_write_status:err");

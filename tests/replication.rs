@@ -1,7 +1,7 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int};
+use redis_lock_testing::{Client, Play, Server, eventually, int};
 
 /// A connection that the server takes for a replica.
 struct Stream {
@@ -9,7 +9,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn of(server: &TestServer) -> Self {
+    fn of(server: &Server) -> Self {
         let mut client = server.client();
         let mut observer = server.client();
         // So the server tells the length of its snapshot before that.
@@ -94,7 +94,7 @@ fn unit(commands: &[String]) -> Vec<String> {
 
 #[test]
 fn each_transition_is_one_unit_of_core_commands() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let mut stream = Stream::of(&server);
 
@@ -121,7 +121,7 @@ fn each_transition_is_one_unit_of_core_commands() {
 
 #[test]
 fn what_changes_nothing_is_not_replicated() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let mut waiter = server.client();
     client.call("LOCK.ACQUIRE k a HOLD 1 LEASE 60000");
@@ -156,7 +156,7 @@ fn who_waits_for_replicas_after_a_confirmation_waits_for_what_it_confirms() {
 
 #[test]
 fn a_guarded_command_and_what_ended_before_it_are_one_unit() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     client.call("LOCK.ACQUIRE k over LEASE 200 SHARED");
     let token = client.int("LOCK.ACQUIRE k a LEASE 600000 SHARED");
@@ -197,7 +197,7 @@ fn a_release_and_the_grant_that_follows_are_one_command() {
 
 #[test]
 fn in_a_transaction_and_in_a_script_a_grant_is_one_command_of_the_unit() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let mut stream = Stream::of(&server);
     for command in ["MULTI", "SET x 1", "LOCK.ACQUIRE k a", "SET x 2", "EXEC"] {
@@ -215,12 +215,12 @@ fn in_a_transaction_and_in_a_script_a_grant_is_one_command_of_the_unit() {
 
 #[test]
 fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_command() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (mut client, mut waiter) = (server.client(), server.client());
     for freed_by in ["PEXPIRE k 20", "DEL k"] {
         client.call("LOCK.ACQUIRE k a");
         waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
-        server.await_blocked(1);
+        server.await_info("blocked_clients", 1);
         let mut stream = Stream::of(&server);
         client.call(freed_by);
         if freed_by.starts_with("PEXPIRE") {
@@ -250,7 +250,7 @@ fn handed_on_to_b(client: &mut Client) -> String {
 
 #[test]
 fn a_replica_with_the_module_or_without_holds_the_same_data() {
-    let server = TestServer::start();
+    let server = Server::start();
     let replicas = [false, true].map(|with_module| server.replica(with_module));
     exercise(&server);
     for replica in &replicas {
@@ -259,7 +259,7 @@ fn a_replica_with_the_module_or_without_holds_the_same_data() {
 }
 
 /// Some of everything, on ten locks, by eight clients at once.
-fn exercise(server: &TestServer) {
+fn exercise(server: &Server) {
     let threads: Vec<_> = (0..8)
         .map(|i| {
             let mut client = server.client();
@@ -313,7 +313,7 @@ fn the_aof_brings_a_lock_back_with_owner_count_token_and_lease() {
         until aof_rewrite_in_progress = 0
         logged Background AOF rewrite finished successfully";
     for (fsync, then) in [("always", ""), ("everysec", ""), ("always", rewrite)] {
-        let server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", fsync]);
+        let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", fsync]);
         take_for_owners_of_all_lengths(&mut server.client());
         Play::on(server).run(&format!(
             "o > LOCK.ACQUIRE k a LONG -> A

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, status};
+use redis_lock_testing::{Client, Play, Server, status};
 
 /// A server with the users of the document.
-fn server() -> TestServer {
+fn server() -> Server {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(top.join("docs/operations.md")).unwrap();
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let lines = document.lines();
     let users = lines.filter(|line| line.starts_with("ACL SETUSER "));
@@ -24,7 +24,7 @@ fn server() -> TestServer {
 }
 
 /// A connection of this user.
-fn connect(server: &TestServer, user: &str) -> Client {
+fn connect(server: &Server, user: &str) -> Client {
     let mut client = server.client();
     let let_in = client.call(&format!("AUTH {user} secret"));
     assert_eq!(let_in, status("OK"));

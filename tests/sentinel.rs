@@ -172,7 +172,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
     for (i, waiter) in waiters.iter_mut().enumerate() {
         waiter.send(&format!("LOCK.ACQUIRE lasting waiter{i} BLOCK 0"));
     }
-    group.primary.await_blocked(5);
+    group.primary.await_info("blocked_clients", 5);
 
     let fresh = std::thread::scope(|scope| {
         let world = &world;

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, need_files};
+use redis_lock_testing::{Client, Play, Server, eventually, need_files};
 
 /// `s` holds `k` by its connection, and its lease is this long.
 #[track_caller]
@@ -138,14 +138,14 @@ fn the_locks_of_a_session_in_several_databases_are_handed_on_in_theirs() {
 
 #[test]
 fn whoever_sends_nothing_more_is_answered_as_the_holder_that_it_is() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut stream = TcpStream::connect(server.addr()).unwrap();
     let commands = "LOCK.ACQUIRE k a SESSION\r\nLOCK.RENEW k a\r\nLOCK.RELEASE k a\r\n";
     // It finds them together with the end.
-    server.stop();
+    server.stop().unwrap();
     stream.write_all(commands.as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    server.go_on();
+    server.go_on().unwrap();
     let mut replies = String::new();
     stream.read_to_string(&mut replies).unwrap();
     let replies: Vec<&str> = replies.lines().collect();
@@ -172,7 +172,7 @@ fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end(
 fn ten_thousand_connections_with_a_lock_each_are_closed_at_once() {
     const CONNECTIONS: usize = 10_000;
     need_files(10_500);
-    let server = TestServer::start_with(&["--maxclients", "11000"]);
+    let server = Server::start_with(&["--maxclients", "11000"]);
     let mut observer = server.client();
     let round = |observer: &mut Client| {
         let mut holders: Vec<Client> = (0..CONNECTIONS)

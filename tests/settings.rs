@@ -2,12 +2,12 @@
 
 use redis::Value;
 use redis_lock_testing::scene::at;
-use redis_lock_testing::{Play, TestServer, module, status, text};
+use redis_lock_testing::{Play, Server, Setup, binary, module, status, text};
 
 #[test]
 fn settings_have_defaults_and_can_be_changed_within_their_range() {
     let module = module();
-    let server = TestServer::start_plain(&["--loadmodule", module.to_str().unwrap()]);
+    let server = Server::start_plain(&["--loadmodule", module.to_str().unwrap()]);
     let mut play = Play::on(server);
     for (name, default, too_small, too_large) in [
         ("default-lease", "30000", "0", "315360000001"),
@@ -34,7 +34,7 @@ fn settings_can_be_given_to_loadmodule() {
     let module = module();
     let options = ["--loadmodule", module.to_str().unwrap()];
     let args = ["default-lease", "5000", "lock.max-waiters", "3"];
-    let server = TestServer::start_plain(&[&options[..], &args].concat());
+    let server = Server::start_plain(&[&options[..], &args].concat());
     Play::on(server).run(
         "o > LOCK.ACQUIRE k a
         o > PTTL k -> 4000..5000
@@ -59,7 +59,8 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
-        let log = TestServer::log_of_failed_start(&[], &args);
+        let setup = Setup::of(binary()).module(module(), &args);
+        let log = setup.start().err().unwrap().to_string();
         assert!(log.contains(reason), "{log}");
     }
 }
@@ -69,7 +70,8 @@ fn a_command_that_is_needed_and_missing_is_logged() {
     for command in "RESTORE HSET HDEL PEXPIREAT DEL CONFIG INFO PING REPLCONF".split(' ') {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
-            let log = TestServer::log_of_failed_start(&renamed, &[]);
+            let setup = Setup::of(binary()).module(module(), &[]).options(&renamed);
+            let log = setup.start().err().unwrap().to_string();
             let said = |line: &str| {
                 let mut words = line.split(|c: char| !c.is_ascii_alphabetic());
                 line.contains("<lock>") && words.any(|word| word.eq_ignore_ascii_case(command))
@@ -82,10 +84,10 @@ fn a_command_that_is_needed_and_missing_is_logged() {
 #[test]
 fn a_policy_that_may_evict_locks_is_warned_of_when_loading_and_when_set() {
     let warning = "the server may evict locks that are held";
-    let server = TestServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let server = Server::start_with(&["--maxmemory-policy", "allkeys-lru"]);
     assert!(server.log().contains(warning));
 
-    let server = TestServer::start();
+    let server = Server::start();
     assert!(!server.log().contains(warning));
     server
         .client()
@@ -95,7 +97,7 @@ fn a_policy_that_may_evict_locks_is_warned_of_when_loading_and_when_set() {
 
 #[test]
 fn the_commands_tell_the_server_their_flags_and_keys() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     for (command, flags) in [
         (
@@ -130,7 +132,7 @@ fn the_commands_tell_the_server_their_flags_and_keys() {
 
 #[test]
 fn the_server_documents_the_commands_with_all_their_options() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     for (command, options) in [
         (
@@ -154,7 +156,7 @@ fn the_server_documents_the_commands_with_all_their_options() {
 
 #[test]
 fn a_setting_for_tests_is_not_listed() {
-    let server = TestServer::start();
+    let server = Server::start();
     let listed = format!("{:?}", server.client().call("CONFIG GET lock.*"));
     assert!(listed.contains("max-waiters"), "{listed}");
     assert!(!listed.contains("recheck-interval"), "{listed}");

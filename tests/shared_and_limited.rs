@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{Play, TestServer};
+use redis_lock_testing::{Play, Server};
 
 /// Leases begin and end with a whole millisecond. Redis 7.4 and later may delete
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).
@@ -124,10 +124,8 @@ fn foreign_commands_on_a_shared_lock_let_waiters_in_and_strangers_never() {
 #[test]
 fn the_replica_and_the_aof_hold_the_same_permits() {
     let options = ["--appendonly", "yes", "--appendfsync", "always"];
-    Play::on(TestServer::start_with(&options))
-        .with_replica()
-        .run(
-            "each 0..4: o > LOCK.ACQUIRE k r# LONG SHARED
+    Play::on(Server::start_with(&options)).with_replica().run(
+        "each 0..4: o > LOCK.ACQUIRE k r# LONG SHARED
         w > LOCK.ACQUIRE k w BLOCKED LIMIT 3 -> ..
         o > LOCK.RENEW k r3 LEASE 700000 -> 1
         o > LOCK.ACQUIRE k r4 SHARED -> token
@@ -141,7 +139,7 @@ fn the_replica_and_the_aof_hold_the_same_permits() {
         o > DEBUG DIGEST -> $digest
         o > LOCK.ACQUIRE k w LIMIT 3 HOLD 1 -> W
         o > LOCK.ACQUIRE k another SHARED -> null",
-        );
+    );
 }
 
 /// The lease that is kept up is shorter than the one that it has.

@@ -1,7 +1,7 @@
 //! Grants that could not be told: what they added is taken back, and nothing else.
 
 use redis::Value;
-use redis_lock_testing::{Play, TestServer};
+use redis_lock_testing::{Play, Server};
 
 /// `h` holds `k`, `a` waits for it with these options, and `next` behind that.
 #[track_caller]
@@ -98,7 +98,7 @@ fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
 /// grant then and closes its connection holds the lock until its lease ends.
 #[test]
 fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
-    let server = TestServer::start_with(&["--busy-reply-threshold", "20"]);
+    let server = Server::start_with(&["--busy-reply-threshold", "20"]);
     let script = "local released = redis.call('LOCK.RELEASE', 'k', 'h') \
         local function now() local time = redis.call('TIME') return time[1] + time[2] / 1000000 end \
         local start = now() while now() - start < 1 do end return released";

@@ -6,23 +6,25 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Play, TestServer, module};
+use redis_lock_testing::{Play, Server, Signal, module, signal};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
-fn upgrade(node: &mut TestServer, module: &Path, primary: SocketAddr) {
-    node.shut_down().unwrap();
+fn upgrade(node: &mut Server, module: &Path, primary: SocketAddr) {
+    signal(node.pid().unwrap(), Signal::TERM).unwrap();
+    node.await_end().unwrap();
     let mut setup = node.setup.clone();
     if let Some(newer) = std::env::var_os("REDISLOCK_NEWER_SERVER") {
         setup.binary = newer.into();
     }
-    setup.module = Some(module.into());
+    let at = setup.options.iter().position(|it| it == "--loadmodule");
+    setup.options[at.unwrap() + 1] = module.display().to_string();
     let is_replica = setup.options.contains(&"--replicaof".into());
     node.setup = match is_replica {
         true => setup,
         false => setup.replica_of(primary),
     };
-    node.restart();
+    node.restart().unwrap();
     node.await_link().unwrap();
     let modules = format!("{:?}", node.client().call("MODULE LIST"));
     assert!(modules.contains("newer.so"), "{modules}");

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Arrivals, Client, Play, TestServer, int, need_files, nil};
+use redis_lock_testing::{Client, Play, Server, arrivals, int, need_files, nil};
 
 #[test]
 fn those_who_come_in_together_are_told_in_their_order() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut observer = server.client();
     for _ in 0..10 {
         observer.call("LOCK.ACQUIRE k writer LEASE 600000");
@@ -15,13 +15,14 @@ fn those_who_come_in_together_are_told_in_their_order() {
         for (i, reader) in (0..).zip(&mut readers) {
             let command = format!("LOCK.ACQUIRE k reader{i} SHARED BLOCK 0");
             reader.send(&command);
-            server.await_blocked(i + 1);
+            server.await_info("blocked_clients", i + 1);
         }
-        let arrivals = Arrivals::at(&readers);
-        assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));
-        // What one turn of the event loop replies is written before the next.
-        server.await_blocked(0);
-        assert_eq!(arrivals.in_order(), [0, 1, 2, 3, 4, 5]);
+        let told = arrivals(&readers, || {
+            assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));
+            // What one turn of the event loop replies is written before the next.
+            server.await_info("blocked_clients", 0);
+        });
+        assert_eq!(told, [0, 1, 2, 3, 4, 5]);
         observer.call("DEL k");
     }
 }
@@ -63,7 +64,7 @@ fn a_wait_ends_after_its_time_and_not_before() {
 #[test]
 fn of_a_thousand_that_wait_ten_milliseconds_one_holds_the_lock() {
     need_files(2_100);
-    let server = TestServer::start_with(&["--maxclients", "2000"]);
+    let server = Server::start_with(&["--maxclients", "2000"]);
     let mut clients: Vec<Client> = (0..1000).map(|_| server.client()).collect();
     for (i, client) in clients.iter_mut().enumerate() {
         client.send(&format!("LOCK.ACQUIRE k owner{i} BLOCK 10 LEASE 10000"));
@@ -81,7 +82,7 @@ fn of_a_thousand_that_wait_ten_milliseconds_one_holds_the_lock() {
 fn sixteen_threads_that_fight_for_a_lock_never_hold_it_together() {
     const THREADS: usize = 16;
     const SECTIONS: usize = 500;
-    let server = TestServer::start();
+    let server = Server::start();
     let threads: Vec<_> = (0..THREADS)
         .map(|i| {
             let mut client = server.client();

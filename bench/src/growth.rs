@@ -371,10 +371,8 @@ fn most(options: &Options, make: &[&str]) -> usize {
 }
 
 fn start(options: &Options) -> Result<Server> {
-    let mut setup = options.subject.with_module()?;
     let limits = ["max-waiters", "1000000", "max-holders", "65536"];
-    setup.module_args = limits.map(String::from).into();
-    Ok(Server::start(setup)?)
+    Ok(options.subject.with_module(&limits)?.start()?)
 }
 
 fn numbered(line: &str, n: usize) -> String {

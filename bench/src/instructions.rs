@@ -370,16 +370,16 @@ impl Counted {
         let mut setup = Setup::of(under_callgrind).options(&["--hz", "1", "--dynamic-hz", "no"]);
         setup = match loaded {
             Loaded::None => setup,
-            Loaded::Ours => setup.module(options.subject.module()?),
-            Loaded::Bare => setup.module(options.floor()?),
+            Loaded::Ours => setup.module(options.subject.module()?, &[]),
+            Loaded::Bare => setup.module(options.floor()?, &[]),
         };
         if durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
         }
-        let server = Server::start(setup)?;
+        let server = setup.start()?;
         let mut replica = None;
         if durable {
-            let fed = server.replica(Setup::of(options.subject.server()))?;
+            let fed = server.replica_with(Setup::of(options.subject.server()))?;
             server.connect()?.call_ok(&["SET", "fed", "1"])?;
             let mut observer = fed.connect()?;
             replica = Some(fed);

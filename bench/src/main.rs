@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
-use redis_lock_testing::{Server, Setup, info_field};
+use redis_lock_testing::{Setup, info_field};
 
 /// Measures the lock module.
 #[derive(Parser)]
@@ -80,14 +80,14 @@ impl Subject {
         self.module.canonicalize().with_context(why)
     }
 
-    /// The server with the module.
-    fn with_module(&self) -> Result<Setup> {
-        Ok(Setup::of(&self.server).module(self.module()?))
+    /// The server with the module, which has these arguments.
+    fn with_module(&self, args: &[&str]) -> Result<Setup> {
+        Ok(Setup::of(&self.server).module(self.module()?, args))
     }
 
     /// What a server without the module says of itself by `INFO server`.
     fn info(&self) -> Result<String> {
-        let server = Server::start(Setup::of(&self.server))?;
+        let server = Setup::of(&self.server).start()?;
         Ok(server.connect()?.info_section("server")?)
     }
 

@@ -200,7 +200,7 @@ impl Campaign {
         let mut rng = StdRng::seed_from_u64(seed);
         let path = self.module.canonicalize();
         let path = path.map_err(|error| format!("{module}: {error}"))?;
-        let setup = Setup::of(&self.server).module(path);
+        let setup = Setup::of(&self.server).module(path, &[]);
         let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
         if self.without_faults {
             fleet.stay_calm()?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
-use redis_lock_testing::{Connection, Wait};
+use redis_lock_testing::Connection;
 
 use crate::clock;
 use crate::fleet::Guide;
@@ -284,15 +284,15 @@ impl Client {
             given_up = outcome;
             clock::now() < until
         };
-        let wait = connected.connection.wait_for(asked.replies, patient);
+        let wait = connected.connection.wait(asked.replies, patient);
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);
         }
         let heard = match wait {
-            Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed if request.is_for_place() => self.unheard(),
-            Wait::Closed => Outcome::Lost,
-            Wait::GivenUp => given_up,
+            Ok(Some(value)) => outcome(request, value, self.database),
+            Ok(None) => given_up,
+            Err(_) if request.is_for_place() => self.unheard(),
+            Err(_) => Outcome::Lost,
         };
         let is_doubtful = self.is_doubtful(&heard);
         // Whoever says another code of doubt is the primary no more.

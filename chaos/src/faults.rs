@@ -6,6 +6,7 @@
 //! have found together again before the next one begins.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -72,8 +73,8 @@ const TO_COMMANDS: [Kind; 30] = [
     (3, "stall end", Do(Faults::end_stalls)),
     (4, "kill", Say(&[], &["CLIENT KILL ID {client}"])),
     (2, "subscriber kill", Say(&[], &KILL_SUBSCRIBER)),
-    (2, "messages lost", Pass(Fate::MessagesLost)),
-    (2, "messages doubled", Pass(Fate::MessagesDoubled)),
+    (2, "messages lost", Pass(Fate::Messages(0))),
+    (2, "messages doubled", Pass(Fate::Messages(2))),
     (1, "delay", Pass(Fate::Delayed(LATE_MAX))),
     (3, "unblock", Say(&[EndsWaits], &UNBLOCK)),
     (3, "unblock error", Say(&[EndsWaits], &UNBLOCK_BY_ERROR)),
@@ -139,8 +140,8 @@ const TO_LIBRARIES: [Kind; 10] = [
     (1, "commands lost", Pass(Fate::CommandsSwallowed)),
     (1, "cut at a reply", Pass(Fate::RepliesLost(20))),
     (1, "replies lost", Pass(Fate::RepliesSwallowed(20))),
-    (1, "messages lost", Pass(Fate::MessagesLost)),
-    (1, "messages doubled", Pass(Fate::MessagesDoubled)),
+    (1, "messages lost", Pass(Fate::Messages(0))),
+    (1, "messages doubled", Pass(Fate::Messages(2))),
     (2, HUNG_UP, Do(Faults::hang_up)),
     (4, "primary killed", Replace(Killed, 500)),
 ];
@@ -330,7 +331,7 @@ impl Faults {
     }
 
     fn hang_up(&mut self) -> Result<bool, String> {
-        self.fleet.nodes[0].clients[self.rng.random_range(0..SIDES)].hang_up();
+        self.fleet.nodes[0].clients[self.rng.random_range(0..SIDES)].hang_up(Shutdown::Both);
         Ok(true)
     }
 

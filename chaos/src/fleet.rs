@@ -98,17 +98,20 @@ fn ask_text(addr: SocketAddr, words: &[&str]) -> Option<String> {
 impl Node {
     fn start(setup: &Setup, dir: &Path, number: usize) -> Result<Self, String> {
         let source = format!("127.0.0.{}", 10 + number);
-        let setup = setup.clone().options(&["--bind-source-addr", &source]);
-        let dir = dir.join(format!("node-{number}"));
-        let mut server = Server::start(setup.in_dir(dir))?;
-        let (peers, bus) = (Proxy::to(server.addr())?, Proxy::to(server.bus_addr())?);
+        let mut setup = setup.clone().options(&["--bind-source-addr", &source]);
+        setup.dir = Some(dir.join(format!("node-{number}")));
+        let mut server = setup.start()?;
+        let (peers, bus) = (
+            Proxy::to(server.addr())?,
+            Proxy::to(local(server.bus_port))?,
+        );
         let port = peers.addr().port().to_string();
         let bus_port = bus.addr().port().to_string();
         let mut known = vec![
             ("replica-announce-ip", "127.0.0.1"),
             ("replica-announce-port", &port),
         ];
-        if server.setup.in_cluster {
+        if server.setup.options.contains(&"--cluster-enabled".into()) {
             known.push(("cluster-announce-port", &port));
             known.push(("cluster-announce-bus-port", &bus_port));
         }

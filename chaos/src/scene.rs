@@ -32,7 +32,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, SOON, Setup, Wait, eventually};
+use redis_lock_testing::{Connection, Fate, SOON, Setup, eventually};
 
 use crate::client::{Asked, Client, Connected, LEASE_MS_MAX, Shared, Wrap};
 use crate::fleet::{Fleet, Topology};
@@ -405,10 +405,9 @@ impl Party {
         let sent = connected.connection.send_all(&words.collect::<Vec<_>>());
         sent.expect("the server takes commands");
         let deadline = Instant::now() + SOON;
-        let wait = (connected.connection).wait_for(lines.len(), || Instant::now() < deadline);
-        let Wait::Replied(value) = wait else {
-            panic!("{lines:?} are answered");
-        };
+        let patient = || Instant::now() < deadline;
+        let value = connected.connection.wait(lines.len(), patient);
+        let value = value.ok().flatten().expect("the commands are answered");
         self.client.connection = Some(connected);
         value
     }

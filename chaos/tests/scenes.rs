@@ -357,8 +357,10 @@ fn cases() -> Vec<Case> {
 impl Case {
     /// What is wrong with this fault, or `none`.
     fn breaches(&self, fault: &str) -> Vec<Breach> {
-        let setup = Setup::of(binary()).module(support::module_with_faults());
-        let mut scene = Scene::start(&setup.environment("REDISLOCK_PLANTED_FAULT", fault));
+        let mut setup = Setup::of(binary()).module(support::module_with_faults(), &[]);
+        let planted = ("REDISLOCK_PLANTED_FAULT".into(), fault.into());
+        setup.environment.push(planted);
+        let mut scene = Scene::start(&setup);
         for round in 1..=self.times.parse().unwrap_or(1) {
             let lines = self.lines.join("\n").replace("{n}", &round.to_string());
             scene.play(&lines.replace(" {options}", OPTIONS[round % OPTIONS.len()]));

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost};
 use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Client, TestServer};
+use redis_lock_testing::{Client, Server};
 
 use support::{assert_nothing_left, calls, connect, eventually, granted, queue, soon, take};
 
 /// A server, and the replica that has to acknowledge what it tells.
 struct Scene {
-    server: TestServer,
-    replica: TestServer,
+    server: Server,
+    replica: Server,
     observer: Client,
     client: LockClient,
 }
@@ -22,7 +22,7 @@ struct Scene {
 impl Scene {
     /// A reply that no replica acknowledges is withheld for so long.
     async fn new(timeout_ms: i64) -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         let replica = server.replica(true);
         let mut observer = server.client();
         await_replicas(&mut observer, 1);
@@ -61,7 +61,7 @@ fn assert_unsafe(error: &Error) {
 async fn a_grant_that_no_replica_acknowledges_is_told_and_given_back() {
     // The server's own word comes before the client's time-out.
     let scene = Scene::new(1000).await;
-    scene.replica.stop();
+    scene.replica.stop().unwrap();
     let (lock, job) = (scene.client.lock("lock"), scene.client.job());
     assert_unsafe(&lock.try_acquire().await.unwrap_err());
     assert_nothing_left(&scene.server, &scene.client).await;
@@ -69,7 +69,7 @@ async fn a_grant_that_no_replica_acknowledges_is_told_and_given_back() {
     let taken = soon("an answer", job.lock("lock").acquire_within(wait)).await;
     assert_unsafe(&taken.unwrap_err());
     assert_nothing_left(&scene.server, &scene.client).await;
-    scene.replica.go_on();
+    scene.replica.go_on().unwrap();
 }
 
 #[tokio::test]
@@ -87,11 +87,11 @@ async fn who_waits_has_the_lock_once_a_replica_acknowledges() {
                 Some(_) => queue(&scene.server, &lock, 0).await,
                 None => tokio::spawn(lock.acquire()),
             };
-            scene.replica.stop();
+            scene.replica.stop().unwrap();
             drop(held);
             scene.asks_again("lock.acquire").await;
             assert!(!waiting.is_finished());
-            scene.replica.go_on();
+            scene.replica.go_on().unwrap();
             let guard = granted(waiting).await;
             guard.renew().await.unwrap();
             assert!(guard.valid_for() > Duration::from_secs(20));
@@ -112,13 +112,13 @@ async fn renewals_that_no_replica_acknowledges_prolong_nothing() {
         let lease = Duration::from_secs(if acknowledges_again { 6 } else { 2 });
         let lock = scene.client.lock("lock").lease(lease);
         let guard = lock.acquire().await.unwrap();
-        scene.replica.stop();
+        scene.replica.stop().unwrap();
         let ends = Instant::now() + guard.valid_for();
         assert_unsafe(&guard.renew().await.unwrap_err());
         assert!(Instant::now() + guard.valid_for() <= ends + Duration::from_millis(1));
         scene.asks_again("lock.renew").await;
         if acknowledges_again {
-            scene.replica.go_on();
+            scene.replica.go_on().unwrap();
             eventually("it is renewed", || {
                 Instant::now() + guard.valid_for() > ends + Duration::from_secs(1)
             })
@@ -126,7 +126,7 @@ async fn renewals_that_no_replica_acknowledges_prolong_nothing() {
             guard.release().await.unwrap();
         } else {
             assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
-            scene.replica.go_on();
+            scene.replica.go_on().unwrap();
             assert!(guard.release().await.is_err());
         }
         assert_nothing_left(&scene.server, &scene.client).await;
@@ -138,13 +138,13 @@ async fn a_re_entry_that_no_replica_acknowledges_takes_the_first_hold_from_nobod
     let mut scene = Scene::new(50).await;
     let job = scene.client.job();
     let first = job.lock("lock").acquire().await.unwrap();
-    scene.replica.stop();
+    scene.replica.stop().unwrap();
     assert_unsafe(&job.lock("lock").try_acquire().await.unwrap_err());
     soon("nothing is left to do", scene.client.flush()).await;
     let holds = scene.observer.words(&[b"HGET", b"lock", job.owner()]);
     assert_eq!(holds, redis_lock_testing::text("1"));
     assert!(first.valid_for() > Duration::ZERO);
-    scene.replica.go_on();
+    scene.replica.go_on().unwrap();
     let second = soon("the re-entry", job.lock("lock").acquire()).await;
     let second = second.unwrap();
     assert_eq!(second.token(), first.token());

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Fate, Proxy, TestServer};
+use redis_lock_testing::{Fate, Proxy, Server};
 
 use support::{assert_nothing_left, eventually, granted, take, way};
 
 #[tokio::test]
 async fn failures_in_the_background_are_heard() {
-    let server = TestServer::start();
+    let server = Server::start();
     let proxy = Proxy::to(server.addr()).unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
     let noting = Arc::clone(&heard);

@@ -5,13 +5,13 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 
 use support::{assert_nothing_left, connect_blocking, eventually, granted, queue, take, waiters};
 
 #[tokio::test]
 async fn who_may_not_subscribe_waits_by_connections() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect_blocking(&server, LockClient::builder()).await;
     let before = server.info("connected_clients");
     let held = take(&client, "lock").await;

@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use redis_lock_client::blocking::LockClient;
 use redis_lock_client::{Error, LockClient as AsyncClient, Lost};
-use redis_lock_testing::{SOON, TestServer, eventually};
+use redis_lock_testing::{SOON, Server, eventually};
 
-fn connect(server: &TestServer) -> LockClient {
+fn connect(server: &Server) -> LockClient {
     LockClient::connect(format!("redis://{}", server.addr())).unwrap()
 }
 
-fn await_free(server: &TestServer) {
+fn await_free(server: &Server) {
     let mut observer = server.client();
     eventually("the lock is free", || observer.int("EXISTS lock") == 0);
 }
 
 #[test]
 fn threads_exclude_each_other_and_wait_for_each_other() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect(&server);
     let counter = Mutex::new(0);
     thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn threads_exclude_each_other_and_wait_for_each_other() {
 
 #[test]
 fn a_wait_ends_with_none_and_a_loss_is_told() {
-    let server = TestServer::start();
+    let server = Server::start();
     let builder = AsyncClient::builder().default_lease(Duration::from_secs(2));
     let url = format!("redis://{}", server.addr());
     let client = LockClient::connect_with(builder, url).unwrap();
@@ -79,7 +79,7 @@ fn a_wait_ends_with_none_and_a_loss_is_told() {
 
 #[test]
 fn what_is_dropped_last_is_given_back_before_the_end() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect(&server);
     let guard = client.lock("lock").acquire().unwrap();
     drop(client);
@@ -90,7 +90,7 @@ fn what_is_dropped_last_is_given_back_before_the_end() {
 
 #[test]
 fn a_program_that_ends_in_spawn_blocking_gives_back() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = format!("redis://{}", server.addr());
     alone::run("a_guard_is_dropped_last", &url, &[]);
     await_free(&server);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_client::{Error, LockClient};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 use tokio::time::timeout;
 
 use support::{
@@ -91,7 +91,7 @@ async fn ten_thousand_cancellations_leave_no_waiter_and_no_hold() {
 }
 
 async fn cancel_again_and_again(seed: u64) {
-    let server = TestServer::start();
+    let server = Server::start();
     let progress = Arc::new(Progress::default());
     let mut tasks = tokio::task::JoinSet::new();
     let clients = [
@@ -145,7 +145,7 @@ async fn cancel_again_and_again(seed: u64) {
 
 #[tokio::test]
 async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
-    let server = TestServer::start();
+    let server = Server::start();
     let clients = [connect(&server).await, connect(&server).await];
     for _ in 0..200 {
         let guard = take(&clients[0], "lock").await;

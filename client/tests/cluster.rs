@@ -5,12 +5,11 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{LockClient, Lost};
-use redis_lock_testing::{Cluster, MovingSlot, TestServer, slot, status, tag};
+use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
+use redis_lock_testing::{Cluster, Play, slot, status, tag};
 use tokio::task::block_in_place;
 
-use support::{
-    cluster_url, eventually, free, granted, key_of, queue, renewed, soon, take, url, waiters,
-};
+use support::{cluster_url, free, granted, key_of, queue, renewed, soon, take, url, waiters};
 
 async fn start() -> (Cluster, LockClient) {
     // By this thread: with it the servers end.
@@ -42,7 +41,7 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
             waiters(server, 0).await;
             guard.release().await.unwrap();
             client.flush().await;
-            assert_eq!(cluster.client(node).int("DBSIZE"), 0);
+            assert_eq!(cluster.nodes[node].client().int("DBSIZE"), 0);
         }
     }
 
@@ -60,26 +59,24 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
 /// While it moves, the lock is on neither node for sure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_key_by_key_loses_no_hold_and_no_wait() {
-    let moving = MovingSlot::start();
-    let client = LockClient::connect(cluster_url(&moving.cluster)).await;
-    let (client, key) = (client.unwrap(), &moving.key);
-    let guard = take(&client, key).await;
-    let waiting = queue(&moving.cluster.nodes[0], &client.lock(key), 0).await;
-    moving.begin();
+    let mut moving = Play::moving();
+    let client = LockClient::connect(format!("redis-cluster://{}", moving.addr())).await;
+    let (client, key) = (client.unwrap(), moving.with_names("$key"));
+    let guard = take(&client, &key).await;
+    let waiting = queue(&moving, &client.lock(&key), 0).await;
+    moving.run(BEGIN_MOVE);
     soon("a renewal", renewed(&guard)).await;
     let fresh = format!("{key}:fresh");
     let fresh = tokio::spawn(client.lock(fresh).acquire());
-    moving.migrate(key);
+    moving.run(MIGRATE_KEY);
     soon("a renewal at the new node", renewed(&guard)).await;
-    moving.finish();
+    moving.run(END_MOVE);
     granted(fresh).await.release().await.unwrap();
-    waiters(&moving.cluster.nodes[1], 1).await;
+    waiters(&moving.others["n1"], 1).await;
     guard.release().await.unwrap();
     granted(waiting).await.release().await.unwrap();
     soon("all is done", client.flush()).await;
-    for node in [0, 1] {
-        assert_eq!(moving.keys_on(node), 0);
-    }
+    moving.run("each o o@n1: # > CLUSTER COUNTKEYSINSLOT $slot -> 0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,26 +85,21 @@ async fn a_node_that_stands_still_is_left_for_its_successor() {
     let key = key_of(2);
     take(&client, &key).await.release().await.unwrap();
     let waiting = client.lock(&key);
-    cluster.nodes[2].stop();
+    cluster.nodes[2].stop().unwrap();
     let waiting = tokio::spawn(waiting.acquire());
     for node in [0, 1] {
         let moved = format!("CLUSTER SETSLOT {} NODE {}", slot(&key), cluster.ids[0]);
-        assert_eq!(cluster.client(node).call(&moved), status("OK"));
+        assert_eq!(cluster.nodes[node].client().call(&moved), status("OK"));
     }
     assert_eq!(granted(waiting).await.key(), key.as_bytes());
-    cluster.nodes[2].go_on();
+    cluster.nodes[2].go_on().unwrap();
 }
 
 /// A node alone, which nobody has told its address, and one that tells none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_without_an_address_are_where_the_client_was_led() {
-    let node: TestServer = Cluster::node();
+    let node = Cluster::of_one_node();
     let mut observer = node.client();
-    observer.call("CLUSTER ADDSLOTSRANGE 0 16383");
-    eventually("it serves", || {
-        observer.bulk("CLUSTER INFO").contains("cluster_state:ok")
-    })
-    .await;
     for endpoint in ["ip", "unknown-endpoint"] {
         let set = format!("CONFIG SET cluster-preferred-endpoint-type {endpoint}");
         assert_eq!(observer.call(&set), status("OK"));
@@ -130,9 +122,9 @@ async fn a_session_ends_with_the_connection_to_the_node_of_its_lock() {
     let key = key_of(2);
     let session = client.session().await.unwrap();
     let guard = session.lock(&key).acquire().await.unwrap();
-    cluster.client(0).call("CLIENT KILL TYPE normal");
+    cluster.nodes[0].client().call("CLIENT KILL TYPE normal");
     soon("a renewal", renewed(&guard)).await;
-    let mut observer = cluster.client(2);
+    let mut observer = cluster.nodes[2].client();
     let bound = support::bound_client(&client, &key).await;
     assert_eq!(observer.int(&format!("CLIENT KILL ID {bound}")), 1);
     let begun = Instant::now();

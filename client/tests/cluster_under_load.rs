@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, LockGuard};
-use redis_lock_testing::{Cluster, SOON, TestServer};
+use redis_lock_testing::{Cluster, SOON, Server};
 use tokio::task::{JoinSet, block_in_place};
 
 use support::{cluster_url, within};
@@ -101,7 +101,7 @@ impl Scene {
     }
 }
 
-fn kill(node: &TestServer) {
+fn kill(node: &Server) {
     for kind in ["normal", "pubsub"] {
         node.client().call(&format!("CLIENT KILL TYPE {kind}"));
     }
@@ -130,15 +130,15 @@ async fn all_tasks_go_on_through_kills_deaths_and_moves() {
     }
 
     // Stopped for longer than anybody waits for an answer, and not for a lease.
-    cluster.nodes[1].stop();
+    cluster.nodes[1].stop().unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    cluster.nodes[1].go_on();
+    cluster.nodes[1].go_on().unwrap();
     scene.all_go_on("a node that stood still", &mut tasks).await;
 
     // It forgets its locks.
     scene.may_lose.store(true, Ordering::SeqCst);
     for node in [2, 0] {
-        block_in_place(|| cluster.nodes[node].crash_and_restart());
+        block_in_place(|| cluster.nodes[node].restart().unwrap());
         block_in_place(|| cluster.await_agreement());
         scene.all_go_on("a death", &mut tasks).await;
     }

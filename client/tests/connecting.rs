@@ -5,13 +5,13 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient, Servers, redis};
-use redis_lock_testing::{Cluster, SOON, Sentinels, TestServer};
+use redis_lock_testing::{Cluster, SOON, Sentinels, Server};
 
 use support::{granted, key_of, queue, soon, take, url, url_as};
 
 #[tokio::test]
 async fn a_server_without_the_module_is_told_by_one_clear_sentence() {
-    let server = TestServer::start_plain(&[]);
+    let server = Server::start_plain(&[]);
     let error = LockClient::connect(url(&server)).await.unwrap_err();
     assert!(matches!(error, Error::NoModule), "{error:?}");
     assert!(error.to_string().contains("module") && !error.is_retryable());
@@ -30,7 +30,7 @@ async fn a_server_without_the_module_is_told_by_one_clear_sentence() {
 
 #[tokio::test]
 async fn a_user_who_may_not_ask_for_the_module_connects() {
-    let server = TestServer::start();
+    let server = Server::start();
     for rules in [
         "-command",
         "-info -module",
@@ -77,19 +77,19 @@ async fn what_debugging_shows_holds_no_password() {
 
 #[tokio::test]
 async fn a_lazy_client_waits_for_a_server_that_is_not_up() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     server.crash();
     let client = LockClient::builder().connect_lazy(url(&server)).unwrap();
     let error = client.lock("lock").try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let waiting = tokio::spawn(client.lock("lock").acquire());
-    server.restart();
+    server.restart().unwrap();
     granted(waiting).await.release().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_client_of_the_redis_crate_is_a_server() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = url_as(&server, "worker", "");
     let bare = redis::Client::open(url).unwrap();
     let client = LockClient::connect(bare.clone()).await.unwrap();
@@ -118,22 +118,22 @@ async fn ports(servers: &Servers) -> Vec<u16> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_that_take_locks_now_are_told() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let one = Servers::try_from(url(&server)).unwrap();
-    assert_eq!(ports(&one).await, [server.port()]);
+    assert_eq!(ports(&one).await, [server.port]);
     server.crash();
     let _ = one.primaries(Duration::from_millis(100)).await;
 
     let cluster = Cluster::start();
     let all = Servers::try_from(format!("redis-cluster://{}", cluster.nodes[1].addr()));
-    let mut expected: Vec<_> = cluster.nodes.iter().map(|node| node.port()).collect();
+    let mut expected: Vec<_> = cluster.nodes.iter().map(|node| node.port).collect();
     expected.sort_unstable();
     assert_eq!(ports(&all.unwrap()).await, expected);
 
     let group = Sentinels::start();
     let by_name = format!("redis-sentinel://{}/locks", group.addrs()[2]);
     let by_name = Servers::try_from(by_name).unwrap();
-    assert_eq!(ports(&by_name).await, [group.primary.port()]);
+    assert_eq!(ports(&by_name).await, [group.primary.port]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -156,8 +156,8 @@ async fn a_server_that_does_not_decide_is_told_with_what_to_do() {
 }
 
 /// A primary and its replica.
-fn primary_and_replica() -> (TestServer, TestServer) {
-    let primary = TestServer::start();
+fn primary_and_replica() -> (Server, Server) {
+    let primary = Server::start();
     let replica = primary.replica(true);
     (primary, replica)
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Client, SOON, TestServer, spawn};
+use redis_lock_testing::{Client, SOON, Server, spawn};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::task::JoinSet;
 
@@ -32,7 +32,7 @@ fn ten_thousand_holds_and_ten_thousand_waits_need_few_files() {
     if let Ok(url) = std::env::var(CROWD_OF) {
         return be_the_crowd(&url);
     }
-    let server = TestServer::start();
+    let server = Server::start();
     let mut observer = server.client();
     let mut command = Command::new(std::env::current_exe().unwrap());
     let this = "ten_thousand_holds_and_ten_thousand_waits_need_few_files";
@@ -96,7 +96,7 @@ async fn be_the_crowd(url: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_in_vain_sends_nothing_but_a_ping_for_all() {
     const WAITERS: i64 = 500;
-    let server = TestServer::start();
+    let server = Server::start();
     let mut observer = server.client();
     let client = connect(&server).await;
     let mut waits = JoinSet::new();
@@ -150,7 +150,7 @@ async fn renewals_are_sent_past_many_acquires_that_nobody_polls() {
     soon_free(&server, &client).await;
 }
 
-async fn soon_free(server: &TestServer, client: &LockClient) {
+async fn soon_free(server: &Server, client: &LockClient) {
     support::soon("all is done", client.flush()).await;
     support::eventually("all is free", || server.client().int("DBSIZE") == 0).await;
     take(client, "lock").await.release().await.unwrap();

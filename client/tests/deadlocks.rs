@@ -3,7 +3,7 @@
 mod support;
 
 use redis_lock_client::{Error, LockClient};
-use redis_lock_testing::{Cluster, TestServer, tag};
+use redis_lock_testing::{Cluster, Server, tag};
 
 use support::{
     assert_nothing_left, cluster_url, connect, connect_blocking, eventually, granted, queue, soon,
@@ -11,7 +11,7 @@ use support::{
 
 #[tokio::test]
 async fn who_would_close_a_cycle_is_told_and_gets_both_later() {
-    let server = TestServer::start();
+    let server = Server::start();
     for client in [
         connect(&server).await,
         connect_blocking(&server, LockClient::builder()).await,

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use redis_lock_testing::{Signal, TestServer, end_with_us, signal};
+use redis_lock_testing::{Server, Signal, end_with_us, signal};
 
 /// An example's program. Cargo has built it where it tests everything, but not
 /// where it tests this alone.
@@ -21,13 +21,13 @@ fn example(name: &str, server: &str) -> Command {
     command
 }
 
-fn url(server: &TestServer) -> String {
+fn url(server: &Server) -> String {
     format!("redis://{}", server.addr())
 }
 
 #[test]
 fn locks_are_taken_and_given_back() {
-    let server = TestServer::start();
+    let server = Server::start();
     for (name, says) in [
         ("mutex", "I hold orders:42 with token 1"),
         ("job", "moved, with tokens 1"),
@@ -44,7 +44,7 @@ fn locks_are_taken_and_given_back() {
 
 #[test]
 fn errors_are_told_to_people() {
-    let plain = TestServer::start_plain(&[]);
+    let plain = Server::start_plain(&[]);
     for name in ["mutex", "job", "session"] {
         let output = example(name, &url(&plain)).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -60,7 +60,7 @@ fn errors_are_told_to_people() {
 struct Running(Child);
 
 impl Running {
-    fn start(name: &str, server: &TestServer) -> Self {
+    fn start(name: &str, server: &Server) -> Self {
         let mut command = example(name, &url(server));
         end_with_us(&mut command, Signal::KILL);
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
@@ -83,12 +83,12 @@ impl Drop for Running {
 
 #[test]
 fn a_worker_however_it_ends_is_followed_at_once() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut worker = Running::start("session", &server);
     worker.await_line("working");
     for end in [Signal::KILL, Signal::INT] {
         let mut next = Running::start("session", &server);
-        server.await_waiters(1);
+        server.await_info("lock_waiters", 1);
         signal(worker.0.id(), end).unwrap();
         next.await_line("working");
         let ended = worker.0.wait().unwrap();

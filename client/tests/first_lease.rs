@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis_lock_client::{Error, Lock, LockClient, LockGuard, Lost};
-use redis_lock_testing::{Client, Control, Fate, Proxy, TestServer};
+use redis_lock_testing::{Client, Control, Fate, Proxy, Server};
 
 use support::{
     IMPATIENT, assert_nothing_left, calls, connect_through, eventually, give_back, granted, queue,
@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// A client behind a proxy, and a stranger who holds the lock, at a server with this
 /// first lease.
 struct Scene {
-    server: TestServer,
+    server: Server,
     proxy: Proxy,
     client: LockClient,
     stranger: Client,
@@ -25,7 +25,7 @@ struct Scene {
 
 impl Scene {
     async fn new(first_lease_ms: u64) -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         let proxy = Proxy::to(server.addr()).unwrap();
         let mut scene = Self {
             client: connect_through(&proxy, IMPATIENT).await,
@@ -134,12 +134,12 @@ async fn who_waited_for_longer_than_the_first_lease_claims_first() {
     let mut scene = Scene::new(400).await;
     let waiting = queue(&scene.server, &scene.lock(), 0).await;
     scene.have_waited(Duration::from_millis(500)).await;
-    let refused = scene.proxy.refused();
+    let refused = scene.proxy.affected();
     scene
         .proxy
         .set(Fate::Refuses("LOCK.RENEW", "NOREPLICAS for now"));
     give_back(&mut scene.stranger, "lock");
-    eventually("it is refused", || scene.proxy.refused() > refused).await;
+    eventually("it is refused", || scene.proxy.affected() > refused).await;
     assert!(!waiting.is_finished());
     scene.proxy.set(Fate::Passes);
     granted(waiting).await.release().await.unwrap();

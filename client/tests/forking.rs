@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use redis_lock_client::blocking::LockClient;
 use redis_lock_client::{Error, LockClient as AsyncClient};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// How long a call may take that can't succeed.
@@ -48,7 +48,7 @@ fn a_forked_child_is_told_that_the_client_is_not_its_own() {
         "every_call_fails_in_a_child",
         "every_asynchronous_call_fails_in_a_child",
     ] {
-        let server = TestServer::start();
+        let server = Server::start();
         let url = format!("redis://{}", server.addr());
         alone::run(test, &url, &[]);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_client::{Error, Job, LockClient, LockGuard, Lost};
-use redis_lock_testing::{Client, Fate, Proxy, TestServer};
+use redis_lock_testing::{Client, Fate, Proxy, Server};
 
 use support::{
     IMPATIENT, SEEDS, Waiting, assert_nothing_left, behind_a_proxy, calls, connect_through,
@@ -114,7 +114,7 @@ async fn a_hold_that_is_lost_is_followed_by_a_new_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_count_no_hold_twice() {
     for seed in SEEDS {
-        let server = TestServer::start();
+        let server = Server::start();
         let proxy = Proxy::seeded(server.addr(), seed).unwrap();
         let client = connect_through(&proxy, IMPATIENT).await;
         let mut observer = server.client();
@@ -136,7 +136,7 @@ async fn lost_replies_count_no_hold_twice() {
             proxy.set(Fate::Passes);
             assert_nothing_left(&server, &client).await;
         }
-        assert!(proxy.lost() > 3);
+        assert!(proxy.affected() > 3);
     }
 }
 
@@ -195,7 +195,7 @@ async fn whatever_is_dropped_the_counts_come_to_nothing() {
 
 #[tokio::test]
 async fn a_job_begins_before_the_claim_in_its_first_wait_for_a_lock_only() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut stranger = server.client();
     stranger.call("CONFIG SET lock.claim-timeout 600000");
     let (proxy, client) = behind_a_proxy(&server).await;
@@ -203,10 +203,10 @@ async fn a_job_begins_before_the_claim_in_its_first_wait_for_a_lock_only() {
     for (key, begins_at_once) in [("lock", true), ("lock", false), ("other", true)] {
         take_away(&mut stranger, key);
         let waiting = queue(&server, &job.lock(key), 0).await;
-        let refused = proxy.refused();
+        let refused = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.RENEW", "NOREPLICAS for now"));
         give_back(&mut stranger, key);
-        eventually("its claim is refused", || proxy.refused() > refused).await;
+        eventually("its claim is refused", || proxy.affected() > refused).await;
         if begins_at_once {
             let guard = granted(waiting).await;
             proxy.set(Fate::Passes);

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, Lost};
-use redis_lock_testing::{SOON, TestServer, int};
+use redis_lock_testing::{SOON, Server, int};
 
 use support::{assert_nothing_left, connect, connect_with_leases, free, soon, start, take};
 
@@ -13,7 +13,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_lock_that_somebody_took_away_is_told_by_the_next_renewal() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect_with_leases(&server, LEASE).await;
     let session = client.session().await.unwrap();
     let job = client.job();

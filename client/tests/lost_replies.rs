@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient};
-use redis_lock_testing::{Fate, Proxy, TestServer};
+use redis_lock_testing::{Fate, Proxy, Server};
 
 use support::{
     IMPATIENT, SEEDS, assert_nothing_left, connect, connect_through, eventually, give_back, soon,
@@ -23,7 +23,7 @@ const FATES: [(Fate, usize); 2] = [
 /// Takes and gives back a lock through a lossy proxy, in turn with somebody
 /// who has a good connection.
 async fn nothing_leaks(fate: Fate, rounds: usize, seed: u64) {
-    let server = TestServer::start();
+    let server = Server::start();
     let proxy = Proxy::seeded(server.addr(), seed).unwrap();
     let client = connect_through(&proxy, IMPATIENT).await;
     let rival = connect(&server).await;
@@ -38,7 +38,7 @@ async fn nothing_leaks(fate: Fate, rounds: usize, seed: u64) {
     let job = client.job();
     let mut last = 0;
     for round in 0.. {
-        if round >= rounds && proxy.lost() > 3 {
+        if round >= rounds && proxy.affected() > 3 {
             break;
         }
         let lock = match round % 2 {
@@ -73,10 +73,10 @@ async fn a_release_whose_reply_is_lost_is_sent_again_and_told_as_done() {
     let job = client.job();
     for lock in [client.lock("lock"), job.lock("lock")] {
         let guard = lock.acquire().await.unwrap();
-        let lost = proxy.lost();
+        let lost = proxy.affected();
         proxy.set(Fate::RepliesLost(100));
         let releasing = tokio::spawn(guard.release());
-        eventually("its reply is lost", || proxy.lost() > lost).await;
+        eventually("its reply is lost", || proxy.affected() > lost).await;
         assert_eq!(server.client().int("EXISTS lock"), 0);
         // By now it is another's, and that is not taken away.
         let mut stranger = server.client();
@@ -90,7 +90,7 @@ async fn a_release_whose_reply_is_lost_is_sent_again_and_told_as_done() {
 
 #[tokio::test]
 async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
-    let server = TestServer::start();
+    let server = Server::start();
     let proxy = Proxy::to(server.addr()).unwrap();
     let client = connect_through(&proxy, RESPONSE).await;
     for lock in [client.lock("lock"), client.job().lock("lock")] {
@@ -111,7 +111,7 @@ async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
 /// Commands of before arrive late, also those of a user who may not close connections.
 #[tokio::test]
 async fn a_renewal_that_arrives_late_leaves_no_more_than_is_relied_upon() {
-    let server = TestServer::start();
+    let server = Server::start();
     for (user, right) in [("all", ""), ("no-kill", "-client|kill")] {
         let proxy = Proxy::to(server.addr()).unwrap();
         url_as(&server, user, right);

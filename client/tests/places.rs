@@ -43,11 +43,11 @@ async fn a_grant_is_heard_in_the_pause_before_it_is_asked_again() {
         take_away(&mut stranger, "lock");
         let waiting = queue(&server, &client.lock("lock"), 0).await;
         let waiting = tokio::spawn(async move { (granted(waiting).await, Instant::now()) });
-        let refused = proxy.refused();
+        let refused = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.ACQUIRE", "NOREPLICAS for now"));
         stranger.int("CLIENT KILL TYPE pubsub");
         // Pauses are longest then.
-        eventually("it has asked often", || proxy.refused() > refused + 6).await;
+        eventually("it has asked often", || proxy.affected() > refused + 6).await;
         proxy.set(Fate::Passes);
         let begun = Instant::now();
         give_back(&mut stranger, "lock");

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient, LockGuard};
-use redis_lock_testing::{Fate, TestServer};
+use redis_lock_testing::{Fate, Server};
 
 use support::{assert_nothing_left, connect, eventually, soon, start_behind_a_proxy, take, url_as};
 
@@ -39,13 +39,13 @@ async fn whatever_a_release_is_answered_it_is_sent_again() {
         for dropped in [false, true] {
             for lock in [client.lock("lock"), session.lock("lock")] {
                 let guard = soon("a hold", lock.acquire()).await.unwrap();
-                let before = proxy.refused();
+                let before = proxy.affected();
                 proxy.set(Fate::Refuses("LOCK.RELEASE", refusal));
                 match dropped {
                     true => drop(guard),
                     false => drop(release_in_vain(guard).await),
                 }
-                eventually("it is refused", || proxy.refused() > before).await;
+                eventually("it is refused", || proxy.affected() > before).await;
                 proxy.set(Fate::Passes);
                 soon("all is done", client.flush()).await;
                 if server.client().int("DEL lock") > 0 {
@@ -72,7 +72,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
         ("NOPERM it has a new rule", false),
         ("WRONGTYPE it says", false),
     ] {
-        let before = proxy.refused();
+        let before = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.ACQUIRE", refusal));
         // Who does not wait is told.
         let error = client.lock("lock").try_acquire().await.unwrap_err();
@@ -80,7 +80,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
         assert_eq!(error.is_retryable(), is_waited_for, "{refusal}: {error:?}");
         let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
         eventually("it asks again", || {
-            proxy.refused() > before + 3 || waiting.is_finished()
+            proxy.affected() > before + 3 || waiting.is_finished()
         })
         .await;
         proxy.set(Fate::Passes);
@@ -93,7 +93,7 @@ async fn a_wait_goes_on_at_a_server_that_refuses_for_a_while() {
 
 #[tokio::test]
 async fn a_right_or_a_password_that_comes_back_is_used() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut admin = server.client();
     let client = LockClient::connect(url_as(&server, "locks", ""))
         .await

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis_lock_client::Lost;
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 
 use support::{assert_nothing_left, calls, connect_with_leases, soon};
 
@@ -14,7 +14,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_hold_is_renewed_as_often_as_it_was_asked_for() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect_with_leases(&server, LEASE).await;
     let job = client.job();
     for (lock, at_most) in [
@@ -36,7 +36,7 @@ async fn a_hold_is_renewed_as_often_as_it_was_asked_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_races_a_release_brings_nothing_back() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect_with_leases(&server, LEASE).await;
     let job = client.job();
     for lock in [client.lock("lock"), job.lock("lock")] {

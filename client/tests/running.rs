@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis_lock_client::{Error, Lost};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 
 use support::{assert_nothing_left, connect_with_leases, eventually, soon, start, take};
 
@@ -37,7 +37,7 @@ async fn the_lock_is_held_while_it_runs_and_free_after() {
 
 #[tokio::test]
 async fn it_is_stopped_when_the_lock_is_lost() {
-    let server = TestServer::start();
+    let server = Server::start();
     let client = connect_with_leases(&server, LEASE).await;
     let inside = Arc::new(());
     let work = Arc::clone(&inside);

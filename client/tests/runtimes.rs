@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, Lost};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 use tokio::runtime::{Builder, Runtime};
 
 use support::{connect, connect_with_leases, free, soon, take, take_away};
@@ -20,7 +20,7 @@ fn idle_runtime() -> Runtime {
 
 #[test]
 fn what_a_runtime_drops_before_it_ends_is_given_back() {
-    let server = TestServer::start();
+    let server = Server::start();
     let lasting = Runtime::new().unwrap();
     let client = lasting.block_on(connect(&server));
     let brief = idle_runtime();
@@ -32,21 +32,21 @@ fn what_a_runtime_drops_before_it_ends_is_given_back() {
     take_away(&mut stranger, "lock");
     let brief = Runtime::new().unwrap();
     brief.spawn(client.lock("lock").acquire());
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     drop(brief);
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
 }
 
 #[test]
 fn with_the_runtime_of_its_client_all_ends_and_nothing_hangs() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (brief, lasting) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let client = brief.block_on(connect_with_leases(&server, LEASE / 3));
     let held = brief.block_on(take(&client, "held"));
     let session = brief.block_on(client.session()).unwrap();
     let bound = brief.block_on(session.lock("bound").acquire()).unwrap();
     let waiting = lasting.spawn(client.lock("held").acquire());
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     drop(brief);
     lasting.block_on(async {
         let told = soon("the end of the wait", waiting).await.unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis_lock_client::LockClient;
 use redis_lock_testing::scene::configure;
-use redis_lock_testing::{Client, SOON, Sentinels, TestServer, eventually_within, int, status};
+use redis_lock_testing::{Client, SOON, Sentinels, Server, eventually_within, int, status};
 
 use support::{give_back, granted, queue, soon, take_away, within};
 
@@ -23,10 +23,9 @@ fn url(addrs: impl IntoIterator<Item = std::net::SocketAddr>) -> String {
 }
 
 /// The replica at which somebody waits.
-async fn successor(group: &Sentinels) -> &TestServer {
+async fn successor(group: &Sentinels) -> &Server {
     // Sentinels close all connections of a server that they reconfigure.
-    let waits =
-        |server: &&TestServer| server.connect().unwrap().info("lock_waiters").ok() == Some(1);
+    let waits = |server: &&Server| server.connect().unwrap().info("lock_waiters").ok() == Some(1);
     within(FAILOVER, "somebody waits at a successor", async {
         loop {
             match group.replicas.iter().find(waits) {
@@ -53,7 +52,7 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
         let waiting = queue(&group.primary, &client.lock("held"), 0).await;
 
         match hangs {
-            true => group.primary.stop(),
+            true => group.primary.stop().unwrap(),
             false => group.primary.crash(),
         }
         // Asked at once, answered when there is a primary again.
@@ -85,7 +84,7 @@ async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
     let refused = other.lock("other").try_acquire().await.unwrap_err();
     assert_eq!(refused.code(), "NOREPLICAS");
 
-    let successor = TestServer::start();
+    let successor = Server::start();
     let port = successor.addr().port();
     for addr in group.addrs() {
         let mut sentinel = Client::try_connect(addr).unwrap();
@@ -133,7 +132,7 @@ async fn one_of_a_fleet() {
 #[test]
 fn a_fleet_of_processes_goes_on_one_at_a_time_past_the_death_of_a_primary() {
     const FLEET: [&str; 3] = ["a", "b", "c"];
-    let (mut group, count_keeper) = (Sentinels::start(), TestServer::start());
+    let (mut group, count_keeper) = (Sentinels::start(), Server::start());
     configure(&mut group.primary.client(), "min-replicas", 2);
     for replica in &group.replicas {
         configure(&mut replica.client(), "min-replicas", 1);

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
-use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
+use redis_lock_testing::{Fate, Judge, Proxy, Server};
 
 use support::{
     IMPATIENT, assert_nothing_left, bound_client, connect, connect_through, eventually, free,
@@ -27,7 +27,7 @@ async fn hold(client: &LockClient) -> (Session, LockGuard) {
     (session, guard)
 }
 
-async fn kill(server: &TestServer, client: &LockClient, key: &str) {
+async fn kill(server: &Server, client: &LockClient, key: &str) {
     let bound = bound_client(client, key).await;
     let kill = format!("CLIENT KILL ID {bound}");
     assert_eq!(server.client().int(&kill), 1);
@@ -144,10 +144,10 @@ async fn a_server_stopped_past_the_lease_does_not_keep_it_up_later() {
     let long = session.lock("long").lease(LEASE * 100);
     let long = long.acquire().await.unwrap();
     let guard = session.lock("lock").lease(LEASE).acquire().await.unwrap();
-    server.stop();
+    server.stop().unwrap();
     assert!(guard.valid_for() > Duration::ZERO);
     assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
-    server.go_on();
+    server.go_on().unwrap();
     // With one of its holds the session ends.
     soon("its end", session.lost()).await;
     assert!(!session.is_alive() && long.valid_for().is_zero());
@@ -164,7 +164,7 @@ async fn a_server_stopped_past_the_lease_does_not_keep_it_up_later() {
 
 #[tokio::test]
 async fn it_ends_where_a_lock_of_it_can_not_be_given_back_within_its_lease() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = url_as(&server, "locks", "-lock.release");
     let client = LockClient::connect(url).await.unwrap();
     let session = client.session().await.unwrap();
@@ -209,7 +209,7 @@ async fn who_waits_for_one_has_it_bound_to_the_sessions_connection() {
 /// The server has not seen the end of their connections.
 #[tokio::test]
 async fn sessions_that_ended_in_an_outage_end_on_the_server_after_it() {
-    let server = TestServer::start();
+    let server = Server::start();
     let proxy = Proxy::to(server.addr()).unwrap();
     let client = connect_through(&proxy, IMPATIENT).await;
     let [closed, dropped] = [client.session().await, client.session().await];

@@ -5,13 +5,13 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 
 use support::{assert_nothing_left, connect, granted, queue, start};
 
 #[tokio::test]
 async fn readers_read_together_and_a_writer_alone_each_in_its_turn() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let reader = |client: &LockClient| client.lock("lock").shared();
     let first = reader(&one).acquire().await.unwrap();

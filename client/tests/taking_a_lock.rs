@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, Job, Lock, LockClient, LockGuard, LockInfo, Lost, Session};
-use redis_lock_testing::{TestServer, int};
+use redis_lock_testing::{Server, int};
 
 use support::{assert_nothing_left, connect, granted, queue, soon, start, take, url, url_as};
 
@@ -38,7 +38,7 @@ async fn a_lock_is_taken_excludes_others_and_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_tasks_hold_it_one_at_a_time() {
-    let server = TestServer::start();
+    let server = Server::start();
     let clients = [connect(&server).await, connect(&server).await];
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
@@ -69,7 +69,7 @@ async fn a_thousand_tasks_hold_it_one_at_a_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_of_all_clients_get_it_in_the_order_in_which_they_asked() {
-    let server = TestServer::start();
+    let server = Server::start();
     let clients = [connect(&server).await, connect(&server).await];
     let session = clients[0].session().await.unwrap();
     let holder = take(&clients[0], "lock").await;
@@ -187,7 +187,7 @@ async fn each_refusal_is_an_error_of_its_own() {
 
 #[tokio::test]
 async fn a_full_queue_is_waited_for_within_the_wait() {
-    let server = TestServer::start();
+    let server = Server::start();
     server.client().call("CONFIG SET lock.max-waiters 1");
     let client = connect(&server).await;
     let lock = client.lock("lock");
@@ -211,7 +211,7 @@ async fn a_full_queue_is_waited_for_within_the_wait() {
 
 #[tokio::test]
 async fn who_is_not_there_is_an_error_that_says_so() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let client = connect(&server).await;
     server.crash();
     let error = client.lock("lock").try_acquire().await.unwrap_err();

@@ -12,7 +12,7 @@ mod alone;
 use redis_lock_client::redis::{ClientTlsConfig, TlsCertificates};
 use redis_lock_client::{ClientBuilder, Error, LockClient, Servers};
 use redis_lock_testing::{
-    Authority, Certificate, Cluster, SOON, Sentinels, TlsProxy, TlsServer, eventually, tag,
+    Authority, Certificate, Cluster, SOON, Sentinels, Server, TlsProxy, eventually, tag,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
@@ -45,9 +45,10 @@ fn a_server_is_talked_to_by_a_certificate_that_is_trusted_and_no_other() {
         ),
         (stranger.certificate(HERE), refused),
         (authority.certificate("elsewhere.example"), refused),
-        (authority.expired_certificate(HERE), refused),
+        (authority.certificate_until(HERE, 2002), refused),
     ] {
-        let server = TlsServer::start(&certificate);
+        let plain = Server::start();
+        let server = TlsProxy::to(plain.addr(), &certificate, None);
         let url = format!("rediss://{}", server.addr());
         run_trusting(&authority, &url, test);
     }
@@ -59,12 +60,12 @@ fn a_cluster_is_talked_to_by_its_certificates() {
     let certificate = authority.certificate(HERE);
     let cluster = Cluster::start();
     let ways = cluster.nodes.iter();
-    let ways = ways.map(|node| TlsProxy::to(node.addr(), &certificate));
+    let ways = ways.map(|node| TlsProxy::to(node.addr(), &certificate, None));
     let ways: Vec<_> = ways.collect();
     // From now on each says that it is where its way begins.
     for (node, way) in (0..).zip(&ways) {
         let port = way.addr().port();
-        let mut client = cluster.client(node);
+        let mut client = cluster.nodes[node].client();
         client.call(&format!("CONFIG SET cluster-announce-port {port}"));
     }
     let ports = ways.iter().map(|way| format!(":{}@", way.addr().port()));
@@ -90,7 +91,9 @@ fn sentinels_and_their_primary_are_talked_to_by_certificates() {
         let proxy = TlsProxy::mixed(primary, &certificate);
         way.insert(proxy).addr()
     });
-    let ways = group.addrs().map(|addr| TlsProxy::to(addr, &certificate));
+    let ways = group
+        .addrs()
+        .map(|addr| TlsProxy::to(addr, &certificate, None));
     let sentinels = ways.each_ref().map(|way| way.addr().to_string());
     let url = format!("rediss-sentinel://{}/locks", sentinels.join(","));
     run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
@@ -149,17 +152,17 @@ async fn a_server_that_ends_a_handshake_may_do_better_later() {
 
 /// A lock by a client that trusts this authority, and shows this certificate.
 async fn lock(
-    server: &TlsServer,
+    server: &TlsProxy,
     authority: &Authority,
     shown: Option<Certificate>,
 ) -> Result<(), Error> {
     let client_tls = shown.map(|shown| ClientTlsConfig {
-        client_cert: shown.pem.into_bytes(),
-        client_key: shown.key_pem.into_bytes(),
+        client_cert: std::fs::read(shown.pem).unwrap(),
+        client_key: std::fs::read(shown.key).unwrap(),
     });
     let certificates = TlsCertificates {
         client_tls,
-        root_cert: Some(authority.pem().into()),
+        root_cert: Some(std::fs::read(authority.file()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates)?;
@@ -170,7 +173,8 @@ async fn lock(
 #[tokio::test]
 async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let server = TlsServer::start(&authority.certificate(HERE));
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
     lock(&server, &authority, None).await.unwrap();
     assert_distrust(&lock(&server, &stranger, None).await.unwrap_err());
     // None of the system's has signed it.
@@ -182,7 +186,8 @@ async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
 async fn a_client_shows_its_certificate_where_one_is_asked_for() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let server = TlsServer::start_for_clients_of(&certificate, &clients);
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
     let own = clients.certificate("client");
     lock(&server, &authority, Some(own)).await.unwrap();
     let of_another = authority.certificate("client");

@@ -4,15 +4,17 @@
 
 use redis_lock_client::redis::TlsCertificates;
 use redis_lock_client::{LockClient, Servers};
-use redis_lock_testing::{Authority, SOON, TlsServer};
+use redis_lock_testing::{Authority, SOON, Server, TlsProxy};
 
 #[tokio::test]
 async fn whom_to_trust_can_be_said() {
     let authority = Authority::new();
-    let server = TlsServer::start(&authority.certificate("127.0.0.1"));
+    let plain = Server::start();
+    let certificate = authority.certificate("127.0.0.1");
+    let server = TlsProxy::to(plain.addr(), &certificate, None);
     let certificates = TlsCertificates {
         client_tls: None,
-        root_cert: Some(authority.pem().into()),
+        root_cert: Some(std::fs::read(authority.file()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates).unwrap();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis_lock_client::{LockClient, LockGuard, Lost, Session};
-use redis_lock_testing::{Control, Fate, Proxy, TestServer};
+use redis_lock_testing::{Control, Fate, Proxy, Server};
 
 use support::{soon, way};
 
@@ -59,7 +59,7 @@ async fn hold(client: &LockClient, kind: Kind) -> (Session, LockGuard) {
 /// until then, if the machine had time for it.
 #[tokio::main(flavor = "current_thread")]
 async fn margin(control: &Control, lease: Duration, fault: Fault, kind: Kind) -> Option<i64> {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let proxy = Proxy::to(server.addr()).unwrap();
     let builder = LockClient::builder().default_lease(lease);
     let client = builder.connect(way(&proxy)).await.unwrap();
@@ -81,7 +81,7 @@ async fn margin(control: &Control, lease: Duration, fault: Fault, kind: Kind) ->
         return None;
     }
     match fault {
-        Fault::Stopped => server.stop(),
+        Fault::Stopped => server.stop().unwrap(),
         Fault::Killed => server.crash(),
         Fault::CutOff => proxy.set(Fate::Swallowed),
     }

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Lock, LockClient};
-use redis_lock_testing::{Client, Fate, Proxy, TestServer, text};
+use redis_lock_testing::{Client, Fate, Proxy, Server, text};
 
 use support::{
     assert_nothing_left, eventually, give_back, queue, take_away, url_as, waiters, within,
@@ -39,8 +39,8 @@ const OF_PLACES: [&[Event]; 2] = [
     &[
         Waits,
         Killed("pubsub"),
-        Event::Fate(Fate::MessagesLost),
-        Event::Fate(Fate::MessagesDoubled),
+        Event::Fate(Fate::Messages(0)),
+        Event::Fate(Fate::Messages(2)),
         Event::Fate(Fate::Delayed(Duration::from_millis(50))),
     ],
     &[
@@ -65,7 +65,7 @@ const OF_BLOCKED: [Event; 7] = [
 ];
 
 struct Scene {
-    server: TestServer,
+    server: Server,
     proxy: Proxy,
     client: LockClient,
     stranger: Client,
@@ -74,7 +74,7 @@ struct Scene {
 impl Scene {
     /// A client of a user who may do all but what these rules take.
     async fn new(rules: &str) -> Self {
-        let server = TestServer::start();
+        let server = Server::start();
         let proxy = Proxy::to(server.addr()).unwrap();
         url_as(&server, "user", rules);
         let url = format!("redis://user:secret@{}", proxy.addr());
@@ -104,7 +104,7 @@ impl Scene {
         take_away(&mut self.stranger, "lock");
         let before = self.stranger.bulk("HGET lock @fence");
         let waiting = queue(&self.server, lock, 0).await;
-        let (asked, lost) = (self.asked(), self.proxy.lost());
+        let (asked, lost) = (self.asked(), self.proxy.affected());
         match event {
             Waits => {}
             Killed(kind) => {
@@ -127,10 +127,10 @@ impl Scene {
             }
         }
         give_back(&mut self.stranger, "lock");
-        if let Event::Fate(Fate::MessagesLost | Fate::RepliesSwallowed(_)) = event {
-            eventually("it is lost", || self.proxy.lost() > lost).await;
+        if let Event::Fate(Fate::Messages(0) | Fate::RepliesSwallowed(_)) = event {
+            eventually("it is lost", || self.proxy.affected() > lost).await;
         }
-        if event == Event::Fate(Fate::MessagesLost) {
+        if event == Event::Fate(Fate::Messages(0)) {
             // Who hears nothing asks again after a minute. It counts from when it read that it
             // waits, which may be after the first of these minutes.
             for _ in 0..30 {

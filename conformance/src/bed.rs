@@ -1,11 +1,13 @@
 //! The servers of a scenario, and the network to them.
 
 use std::collections::HashMap;
+use std::net::Shutdown;
 use std::time::{Duration, SystemTime};
 
+use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
 use redis_lock_testing::{
-    Authority, Clock, Cluster, Connection, Error, Fate, MovingSlot, Proxy, Result, Sentinels,
-    TestServer, TlsServer, sentinel,
+    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, TlsProxy,
+    sentinel,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -13,10 +15,10 @@ use serde_json::{Map, Value, json};
 use crate::scenario::{Kind, Node, Scenario};
 
 enum Servers {
-    Single(Vec<TestServer>),
-    Tls(Box<TlsServer>, Box<Authority>),
+    Single(Vec<Server>),
+    Tls(Box<Server>, TlsProxy, Box<Authority>),
     Sentinel(Box<Sentinels>),
-    Cluster(MovingSlot),
+    Cluster(Box<Play>),
 }
 
 /// All that.
@@ -39,20 +41,21 @@ impl Bed {
     pub fn start(scenario: &Scenario) -> Result<Self> {
         let options: Vec<&str> = scenario.options.iter().map(String::as_str).collect();
         let servers = match scenario.bed {
-            Kind::One => Servers::Single(vec![TestServer::start_with(&options)]),
-            Kind::Plain => Servers::Single(vec![TestServer::start_plain(&options)]),
+            Kind::One => Servers::Single(vec![Server::start_with(&options)]),
+            Kind::Plain => Servers::Single(vec![Server::start_plain(&options)]),
             Kind::Replica => {
-                let primary = TestServer::start_with(&options);
+                let primary = Server::start_with(&options);
                 let replica = primary.replica(true);
                 Servers::Single(vec![primary, replica])
             }
             Kind::Tls => {
                 let authority = Authority::new();
-                let server = TlsServer::start(&authority.certificate("127.0.0.1"));
-                Servers::Tls(Box::new(server), Box::new(authority))
+                let (server, certificate) = (Server::start(), authority.certificate("127.0.0.1"));
+                let way = TlsProxy::to(server.addr(), &certificate, None);
+                Servers::Tls(Box::new(server), way, Box::new(authority))
             }
             Kind::Sentinel => Servers::Sentinel(Box::new(Sentinels::start())),
-            Kind::Cluster => Servers::Cluster(MovingSlot::start()),
+            Kind::Cluster => Servers::Cluster(Box::new(Play::moving())),
         };
         let mut bed = Self {
             servers,
@@ -77,15 +80,15 @@ impl Bed {
                     .map_or_else(|| servers[0].addr(), Proxy::addr);
                 json!({ "kind": "one", "urls": [url(addr)] })
             }
-            Servers::Tls(server, authority) => json!({
-                "kind": "one", "urls": [format!("rediss://{}", server.addr())],
+            Servers::Tls(_, way, authority) => json!({
+                "kind": "one", "urls": [format!("rediss://{}", way.addr())],
                 "ca_file": authority.file(),
             }),
             Servers::Sentinel(sentinels) => json!({
                 "kind": "sentinel", "urls": sentinels.addrs().map(url), "service": "locks",
             }),
             Servers::Cluster(moving) => {
-                let nodes = moving.cluster.nodes.iter();
+                let nodes = [&moving.server].into_iter().chain(moving.others.values());
                 let urls: Vec<_> = nodes.map(|node| url(node.addr())).collect();
                 json!({ "kind": "cluster", "urls": urls })
             }
@@ -94,25 +97,25 @@ impl Bed {
     }
 
     /// A key in the slot that can move.
-    pub fn key(&self) -> Option<&str> {
+    pub fn key(&self) -> Option<String> {
         match &self.servers {
-            Servers::Cluster(moving) => Some(&moving.key),
+            Servers::Cluster(moving) => Some(moving.with_names("$key")),
             _ => None,
         }
     }
 
-    fn server(&mut self, node: Node) -> Result<&mut TestServer> {
+    fn server(&mut self, node: Node) -> Result<&mut Server> {
         let mut nodes: Vec<_> = match &mut self.servers {
             Servers::Single(servers) => servers.iter_mut().collect(),
-            Servers::Tls(server, _) => vec![&mut server.plain],
-            Servers::Cluster(MovingSlot {
-                cluster: Cluster { nodes, .. },
-                ..
-            }) => nodes.iter_mut().collect(),
+            Servers::Tls(server, ..) => vec![server],
+            Servers::Cluster(moving) => {
+                let Play { server, others, .. } = &mut **moving;
+                [server].into_iter().chain(others.values_mut()).collect()
+            }
             Servers::Sentinel(sentinels) => {
                 let named = sentinels.addrs().map(sentinel::primary);
                 let is_primary =
-                    |server: &&mut TestServer| named.iter().all(|it| *it == Some(server.addr()));
+                    |server: &&mut Server| named.iter().all(|it| *it == Some(server.addr()));
                 let all = [&mut sentinels.primary].into_iter();
                 let all = all.chain(&mut sentinels.replicas);
                 all.filter(|it| node >= 0 || is_primary(it)).collect()
@@ -133,17 +136,14 @@ impl Bed {
 
     /// Asks for something: `NOW`, the time; `END key`, when its lease ends, both in
     /// milliseconds of `CLOCK_MONOTONIC`; `REPLY name`, the next reply on that connection;
-    /// `INFO field`, a number; `proxy.lost`,
-    /// `proxy.swallowed`, `proxy.seen COMMAND`; `HEARD channel`, how many hear it; `FILE
+    /// `INFO field`, a number; `proxy.affected`; `HEARD channel`, how many hear it; `FILE
     /// path`, how far it was counted; `TELL channel key owner result`, a message of a
     /// place, which so many hear; or any command, whose reply this is.
     pub fn ask(&mut self, what: &str, at: Node) -> Result<Value> {
         let words: Vec<&str> = what.split(' ').collect();
         let answer = match words[..] {
             ["NOW"] => now_ms().into(),
-            ["proxy.lost"] => self.proxy()?.lost().into(),
-            ["proxy.swallowed"] => self.proxy()?.swallowed().into(),
-            ["proxy.seen", command] => self.proxy()?.seen(command).into(),
+            ["proxy.affected"] => self.proxy()?.affected().into(),
             ["REPLY", on] => {
                 let connection = self.connections.get_mut(on);
                 let nothing = || Error::new(format!("nothing was sent on {on}"));
@@ -206,25 +206,23 @@ impl Bed {
     }
 
     /// Does something: to the server (`stop`, `go_on`, `kill`, `restart`), to the cluster
-    /// (`move`, of this key's slot), to the clock of the actors (`set_clock`, so many ms
+    /// (`move`, of the slot that can move), to the clock of the actors (`set_clock`, so many ms
     /// ahead), or to the network: whatever `Fate` names, `hang_up`, `half_close`.
     pub fn act(&mut self, act: &str, at: Node, ms: i64, word: &str, error: &str) -> Result<()> {
         let fate = match act {
             "stop" | "go_on" | "kill" | "restart" => {
                 let server = self.server(at)?;
                 match act {
-                    "stop" => server.stop(),
-                    "go_on" => server.go_on(),
+                    "stop" => server.stop()?,
+                    "go_on" => server.go_on()?,
                     "kill" => server.crash(),
-                    _ => server.restart(),
+                    _ => server.restart()?,
                 }
                 return Ok(());
             }
             "move" => {
-                if let Servers::Cluster(moving) = &self.servers {
-                    moving.begin();
-                    moving.migrate(word);
-                    moving.finish();
+                if let Servers::Cluster(moving) = &mut self.servers {
+                    moving.run(BEGIN_MOVE).run(MIGRATE_KEY).run(END_MOVE);
                 }
                 return Ok(());
             }
@@ -237,11 +235,11 @@ impl Bed {
                 return Ok(());
             }
             "hang_up" => {
-                self.proxy()?.hang_up();
+                self.proxy()?.hang_up(Shutdown::Both);
                 return Ok(());
             }
             "half_close" => {
-                self.proxy()?.half_close();
+                self.proxy()?.hang_up(Shutdown::Write);
                 return Ok(());
             }
             "passes" => Fate::Passes,
@@ -254,8 +252,8 @@ impl Bed {
             "replies_lost" => Fate::RepliesLost(100),
             "replies_swallowed" => Fate::RepliesSwallowed(100),
             "replies_kept_back" => Fate::RepliesKeptBack,
-            "messages_lost" => Fate::MessagesLost,
-            "messages_doubled" => Fate::MessagesDoubled,
+            "messages_lost" => Fate::Messages(0),
+            "messages_doubled" => Fate::Messages(2),
             "refuses" => Fate::Refuses(String::from(word).leak(), String::from(error).leak()),
             unknown => return Err(Error::new(format!("nobody can {unknown}"))),
         };

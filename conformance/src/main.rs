@@ -210,7 +210,7 @@ impl<'r> Run<'r> {
         let _ = std::fs::remove_dir_all(logs);
         std::fs::create_dir_all(logs)?;
         let bed = Bed::start(&scenario)?;
-        let clock = bed.clock.iter().flat_map(|clock| clock.environment());
+        let clock = bed.clock.iter().flat_map(|clock| clock.environment.clone());
         let fault = ("CONFORMANCE_FAULT".to_owned(), scenario.fault.clone());
         let fault = self.options.planted.then_some(fault);
         let environment: Vec<_> = clock.chain(fault).collect();

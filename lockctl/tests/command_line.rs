@@ -7,14 +7,14 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use redis_lock_testing::TestServer;
+use redis_lock_testing::Server;
 use tempfile::TempDir;
 
 use support::{complained, lockctl, output, said};
 
 /// What the command wrote, which must have succeeded.
 #[track_caller]
-fn ran(server: &TestServer, arguments: &[&str]) -> String {
+fn ran(server: &Server, arguments: &[&str]) -> String {
     let ended = output(lockctl(server).args(arguments));
     assert!(ended.status.success(), "{arguments:?}: {ended:?}");
     said(&ended)
@@ -22,7 +22,7 @@ fn ran(server: &TestServer, arguments: &[&str]) -> String {
 
 #[test]
 fn a_command_needs_no_dashes_before_it() {
-    let server = TestServer::start();
+    let server = Server::start();
     for (arguments, written) in [
         (&["run", "lock", "echo", "-n", "x"][..], "x"),
         (&["run", "--no-wait", "lock", "echo", "--json"], "--json\n"),
@@ -42,7 +42,7 @@ fn a_command_needs_no_dashes_before_it() {
 
 #[test]
 fn a_line_is_run_by_the_users_shell() {
-    let server = TestServer::start();
+    let server = Server::start();
     let line = ["run", "-c", "echo $LOCK_KEY; exit 0", "lock"];
     assert_eq!(ran(&server, &line), "lock\n");
     assert_eq!(ran(&server, &["run", "lock", "-c", "echo x | cat"]), "x\n");
@@ -61,7 +61,7 @@ fn a_line_is_run_by_the_users_shell() {
 
 #[test]
 fn the_command_is_told_its_lock() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "echo $LOCK_KEY; echo $LOCK_OWNER; echo $LOCK_TOKEN; redis-cli -p $0 HGETALL a:b";
     let port = server.addr().port().to_string();
     let told = ran(&server, &["run", "a:b", "sh", "-c", script, &port]);
@@ -85,7 +85,7 @@ fn file(dir: &TempDir, name: &str, text: &str, mode: u32) -> PathBuf {
 }
 
 /// A URL with a user's password, which the server lets in.
-fn url_with_password(server: &TestServer) -> String {
+fn url_with_password(server: &Server) -> String {
     let user = server
         .client()
         .call("ACL SETUSER app on >sesame ~* &* +@all");
@@ -97,7 +97,7 @@ fn url_with_password(server: &TestServer) -> String {
 
 #[test]
 fn the_command_is_not_told_the_password_in_a_file() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = url_with_password(&server);
     let mut by_option = lockctl(&server);
     by_option.env_remove("REDIS_URL").args(["--url", &url]);
@@ -118,7 +118,7 @@ fn the_command_is_not_told_the_password_in_a_file() {
 
 #[test]
 fn the_urls_in_the_environment_stay_for_the_command() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = format!("redis://{}", server.addr());
     let inner = "$LOCKCTL run inner printenv LOCK_KEY REDIS_URL LOCKCTL_URL";
     let ran = |redis_url: &str, lockctl_url: &str| {
@@ -140,7 +140,7 @@ fn the_urls_in_the_environment_stay_for_the_command() {
 
 #[test]
 fn a_url_of_the_commands_own_is_left_to_it() {
-    let server = TestServer::start();
+    let server = Server::start();
     let own = "redis://its-own";
     let mut lockctl = lockctl(&server);
     lockctl.env("REDIS_URL", own);
@@ -151,7 +151,7 @@ fn a_url_of_the_commands_own_is_left_to_it() {
 
 #[test]
 fn a_file_with_a_url_is_for_its_owner_alone() {
-    let server = TestServer::start();
+    let server = Server::start();
     let url = format!("{}\n", url_with_password(&server));
     let dir = tempfile::tempdir().unwrap();
     let attempt = |path: PathBuf| {
@@ -176,7 +176,7 @@ fn a_file_with_a_url_is_for_its_owner_alone() {
 
 #[test]
 fn wrong_usage_is_told_in_json_too() {
-    let server = TestServer::start();
+    let server = Server::start();
     for wrong in [
         &["run", "--json"][..],
         &["--json", "run", "--shared", "--limit", "2", "lock", "true"],
@@ -192,7 +192,7 @@ fn wrong_usage_is_told_in_json_too() {
 
 #[test]
 fn two_ways_to_name_the_server_are_one_too_many() {
-    let server = TestServer::start();
+    let server = Server::start();
     let dir = tempfile::tempdir().unwrap();
     let url = file(&dir, "url", "redis://127.0.0.1", 0o600);
     let mut lockctl = lockctl(&server);
@@ -205,7 +205,7 @@ fn two_ways_to_name_the_server_are_one_too_many() {
 #[test]
 #[cfg(target_os = "linux")]
 fn help_that_can_not_be_written_is_a_failure() {
-    let server = TestServer::start();
+    let server = Server::start();
     for words in [&["--help"][..], &["run", "--help"], &["--version"]] {
         let full = std::fs::File::create("/dev/full").unwrap();
         let mut lockctl = lockctl(&server);

@@ -41,7 +41,7 @@ fn all_subcommands_find_the_primary_behind_sentinels() {
     assert!(token > before);
     let mut waiter = sentinels.primary.client();
     waiter.send("LOCK.ACQUIRE lock bob BLOCK 0");
-    sentinels.primary.await_waiters(1);
+    sentinels.primary.await_info("lock_waiters", 1);
     let listed = json(&lockctl(&place, &["ls", "--json"]));
     assert_eq!(listed[0]["holders"][0]["token"], token);
     let top = json(&lockctl(&place, &["top", "--json", "--times", "1"]));
@@ -71,11 +71,11 @@ fn all_subcommands_see_the_whole_cluster() {
     for (node, key) in keys.iter().enumerate() {
         let ran = lockctl(&place, &["run", key, "printenv", "LOCK_KEY"]);
         assert_eq!(said(&ran).trim(), key, "{ran:?}");
-        let mut client = cluster.client(node);
+        let mut client = cluster.nodes[node].client();
         client.int(&format!("LOCK.ACQUIRE {key} alice"));
-        let mut waiter = cluster.client(node);
+        let mut waiter = cluster.nodes[node].client();
         waiter.send(&format!("LOCK.ACQUIRE {key} bob BLOCK 0"));
-        cluster.nodes[node].await_waiters(1);
+        cluster.nodes[node].await_info("lock_waiters", 1);
         waiters.push(waiter);
     }
     let listed = json(&lockctl(&place, &["ls", "--json"]));
@@ -95,7 +95,7 @@ fn all_subcommands_see_the_whole_cluster() {
         redis_lock_testing::token(&waiter.reply());
     }
     for (node, key) in keys.iter().enumerate() {
-        cluster.client(node).int(&format!("DEL {key}"));
+        cluster.nodes[node].client().int(&format!("DEL {key}"));
     }
     let alone = format!("redis://{}", cluster.nodes[0].addr());
     let refused = lockctl(

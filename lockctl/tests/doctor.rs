@@ -5,13 +5,13 @@ mod support;
 use std::collections::BTreeSet;
 
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Cluster, TestServer, status};
+use redis_lock_testing::{Cluster, Server, status};
 use serde_json::Value as Json;
 
 use support::{lockctl, output, said};
 
 /// The exit code, and what was found: which kind, of which server, and what.
-fn examined(server: &TestServer, options: &[&str]) -> (Option<i32>, Vec<[String; 3]>) {
+fn examined(server: &Server, options: &[&str]) -> (Option<i32>, Vec<[String; 3]>) {
     let ended = output(lockctl(server).args(["--json", "doctor"]).args(options));
     let found = said(&ended);
     let found = found.lines().map(|line| {
@@ -28,7 +28,7 @@ fn assert_found(found: &[[String; 3]], kind: &str, words: &str) {
 }
 
 #[track_caller]
-fn set(server: &TestServer, settings: &[&str]) {
+fn set(server: &Server, settings: &[&str]) {
     for setting in settings {
         let set = server.client().call(&format!("CONFIG SET {setting}"));
         assert_eq!(set, status("OK"), "{setting}");
@@ -39,7 +39,7 @@ const SAFE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 #[test]
 fn a_server_that_is_set_up_well_has_nothing_wrong() {
-    let server = TestServer::start_with(&SAFE);
+    let server = Server::start_with(&SAFE);
     let (code, found) = examined(&server, &[]);
     assert_eq!(code, Some(0), "{found:#?}");
     assert_found(&found, "good", "of the module");
@@ -52,7 +52,7 @@ fn a_server_that_is_set_up_well_has_nothing_wrong() {
 
 #[test]
 fn settings_that_lose_locks_are_wrong() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (code, found) = examined(&server, &[]);
     assert_eq!(code, Some(0), "{found:#?}");
     assert_found(&found, "note", "CONFIG SET appendonly yes");
@@ -96,7 +96,7 @@ fn settings_that_lose_locks_are_wrong() {
 
 #[test]
 fn replicas_are_examined_too() {
-    let server = TestServer::start();
+    let server = Server::start();
     let (with_module, without) = (server.replica(true), server.replica(false));
     await_replicas(&mut server.client(), 2);
     let (code, found) = examined(&server, &[]);
@@ -140,7 +140,7 @@ fn all_primaries_of_a_cluster_are_examined() {
 
 #[test]
 fn users_are_shown_with_what_they_may_do() {
-    let server = TestServer::start_with(&SAFE);
+    let server = Server::start_with(&SAFE);
     let mut client = server.client();
     for user in [
         "app on >x ~locks:* +lock.acquire +lock.renew +lock.release &redislock:* +subscribe",
@@ -193,7 +193,7 @@ fn users_are_shown_with_what_they_may_do() {
 
 #[test]
 fn what_its_user_may_not_see_is_told_once() {
-    let server = TestServer::start();
+    let server = Server::start();
     let user = "ACL SETUSER blind on >x ~* +module|list +role";
     assert_eq!(server.client().call(user), status("OK"));
     let mut blind = lockctl(&server);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use redis_lock_testing::{TestServer, status};
+use redis_lock_testing::{Server, status};
 use tempfile::TempDir;
 
 use support::{complained, lockctl, output, said};
@@ -27,7 +27,7 @@ fn block(document: &str, word: &str) -> String {
 
 /// A server, and a folder with the commands that are run under locks.
 struct Scene {
-    server: TestServer,
+    server: Server,
     folder: TempDir,
 }
 
@@ -39,7 +39,7 @@ impl Scene {
             fs::write(&path, format!("#!/bin/sh\necho {command} $LOCK_KEY $*\n")).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         }
-        let server = TestServer::start();
+        let server = Server::start();
         Self { server, folder }
     }
 
@@ -165,7 +165,7 @@ fn a_line_of_tail_is_as_it_is_shown() {
 
 #[test]
 fn the_users_of_the_documents_can_do_their_work() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut admin = server.client();
     admin.call("CONFIG SET notify-keyspace-events Ed");
     let operations = read("../docs/operations.md");
@@ -175,7 +175,7 @@ fn the_users_of_the_documents_can_do_their_work() {
     admin.int("LOCK.ACQUIRE locks:a holder LEASE 600000");
     let mut waiter = server.client();
     waiter.send("LOCK.ACQUIRE locks:a waiter BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     let by = |user: &str, words: &[&str]| {
         let mut command = lockctl(&server);
         let url = format!("redis://{user}:secret@{}", server.addr());

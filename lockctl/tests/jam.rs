@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use redis::Value;
 use redis_lock_testing::{
-    Fate, Proxy, SOON, Signal, TestServer, need_files, redis_cli, signal, status,
+    Fate, Proxy, SOON, Server, Signal, need_files, pack, redis_cli, signal, status,
 };
 use serde_json::Value as Json;
 
@@ -26,7 +26,7 @@ struct Jam {
 }
 
 impl Jam {
-    fn make(server: &TestServer) -> Self {
+    fn make(server: &Server) -> Self {
         let mut script = support::heedful("bash")
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/jam.sh"))
             .args(["-p", &server.addr().port().to_string()])
@@ -49,7 +49,7 @@ impl Drop for Jam {
 }
 
 /// What `lockctl ls --json` says.
-fn listed(server: &TestServer) -> Vec<Json> {
+fn listed(server: &Server) -> Vec<Json> {
     let listed = output(lockctl(server).args(["ls", "--json", "--stuck-after", "0"]));
     assert!(listed.status.success(), "{listed:?}");
     match serde_json::from_str(&said(&listed)).unwrap() {
@@ -71,7 +71,7 @@ fn numbered(name: &str, numbers: std::ops::RangeInclusive<u32>) -> Vec<String> {
 
 #[test]
 fn a_jam_is_told_as_it_is() {
-    let server = TestServer::start();
+    let server = Server::start();
     let jam = Jam::make(&server);
     assert_eq!(
         jam.refused,
@@ -120,7 +120,7 @@ fn a_jam_is_told_as_it_is() {
 }
 
 /// Checks what is listed against `LOCK.LIST` and `LOCK.INFO` themselves.
-fn server_tells_the_same(server: &TestServer, locks: &[Json]) {
+fn server_tells_the_same(server: &Server, locks: &[Json]) {
     let mut client = server.client();
     let Value::Array(list) = client.call("LOCK.LIST") else {
         panic!("no list");
@@ -147,7 +147,7 @@ fn server_tells_the_same(server: &TestServer, locks: &[Json]) {
     }
 }
 
-fn the_table_has_them_all(server: &TestServer, locks: &[Json]) {
+fn the_table_has_them_all(server: &Server, locks: &[Json]) {
     let table = said(&output(lockctl(server).args(["ls", "--stuck-after", "0"])));
     for lock in locks {
         let key = lock["key"].as_str().unwrap();
@@ -164,7 +164,7 @@ fn the_table_has_them_all(server: &TestServer, locks: &[Json]) {
 
 /// The exit code of a command line that somebody types where lockctl is
 /// installed.
-fn typed(server: &TestServer, line: &str) -> Option<i32> {
+fn typed(server: &Server, line: &str) -> Option<i32> {
     let installed = Path::new(env!("CARGO_BIN_EXE_lockctl")).parent().unwrap();
     let path = std::env::var("PATH").unwrap();
     let mut shell = Command::new("bash");
@@ -177,7 +177,7 @@ fn typed(server: &TestServer, line: &str) -> Option<i32> {
 
 #[test]
 fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let keys: [&[u8]; 8] = [
         b"-f",
@@ -192,28 +192,28 @@ fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
     let mut waiters: Vec<_> = keys.iter().map(|_| server.client()).collect();
     for (key, waiter) in keys.iter().zip(&mut waiters) {
         client.words(&[b"LOCK.ACQUIRE", key, b"alice"]);
-        waiter.send_words(&[b"LOCK.ACQUIRE", key, b"bob", b"BLOCK", b"0"]);
+        waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"bob", b"BLOCK", b"0"]));
     }
-    server.await_waiters(keys.len() as i64);
+    server.await_info("lock_waiters", keys.len() as i64);
     let locks = listed(&server);
     assert_eq!(locks.len(), keys.len());
     for lock in locks {
         let command = lock["safe_break"].as_str().unwrap();
         assert_eq!(typed(&server, command), Some(0), "{command}");
     }
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
 }
 
 #[test]
 fn bytes_that_are_no_text_are_told_exactly() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     // A byte, and the four letters with which it is shown.
     for name in [&b"\xff"[..], br"\xff"] {
         client.words(&[b"LOCK.ACQUIRE", name, name]);
         let mut waiter = server.client();
-        waiter.send_words(&[b"LOCK.ACQUIRE", name, b"bob", b"BLOCK", b"0"]);
-        server.await_waiters(1);
+        waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], name, b"bob", b"BLOCK", b"0"]));
+        server.await_info("lock_waiters", 1);
         let lock = listed(&server).remove(0);
         let base64 = match name {
             b"\xff" => Json::from("/w=="),
@@ -239,7 +239,7 @@ fn bytes_that_are_no_text_are_told_exactly() {
 fn what_is_told_grows_with_holders_plus_waiters() {
     const EACH: usize = 1000;
     need_files(2 * EACH as u64);
-    let server = TestServer::start_with(&["--maxclients", "4000"]);
+    let server = Server::start_with(&["--maxclients", "4000"]);
     let mut client = server.client();
     for n in 0..EACH {
         client.int(&format!("LOCK.ACQUIRE lock reader-{n} SHARED LEASE 600000"));
@@ -248,7 +248,7 @@ fn what_is_told_grows_with_holders_plus_waiters() {
     for (n, writer) in writers.iter_mut().enumerate() {
         writer.send(&format!("LOCK.ACQUIRE lock writer-{n} BLOCK 0"));
     }
-    server.await_waiters(EACH as i64);
+    server.await_info("lock_waiters", EACH as i64);
     for options in [&["ls"][..], &["ls", "--json"]] {
         let told = said(&output(lockctl(&server).args(options)));
         let each = told.len() / (2 * EACH);
@@ -259,7 +259,7 @@ fn what_is_told_grows_with_holders_plus_waiters() {
 
 #[test]
 fn the_command_that_is_shown_breaks_the_lock_and_only_once() {
-    let server = TestServer::start();
+    let server = Server::start();
     let _jam = Jam::make(&server);
     let nightly = &listed(&server)[2];
     assert_eq!(nightly["key"], "nightly jobs");
@@ -268,13 +268,13 @@ fn the_command_that_is_shown_breaks_the_lock_and_only_once() {
     for code in [0, 1] {
         assert_eq!(typed(&server, command), Some(code), "{command}");
     }
-    let (_, state) = redis_cli(&["-p", &port, "LOCK.INFO", "nightly jobs"]).unwrap();
+    let state = redis_cli(&["-p", &port, "LOCK.INFO", "nightly jobs"]).unwrap();
     assert!(state.contains("batch-2\nholds\n1"), "{state}");
 }
 
 #[test]
 fn break_says_whether_it_did() {
-    let server = TestServer::start();
+    let server = Server::start();
     let token = server.client().int("LOCK.ACQUIRE lock alice");
     let attempt = |which: &[&str], code, json: Json| {
         let ended = output(
@@ -299,7 +299,7 @@ fn break_says_whether_it_did() {
 
 #[test]
 fn locks_that_are_named_are_shown_contended_or_not() {
-    let server = TestServer::start();
+    let server = Server::start();
     server.client().int("LOCK.ACQUIRE held alice");
     let table = said(&output(lockctl(&server).args(["ls", "held", "free"])));
     let rows: Vec<_> = table.lines().skip(1).collect();
@@ -315,7 +315,7 @@ fn locks_that_are_named_are_shown_contended_or_not() {
 
 #[test]
 fn who_may_not_look_at_a_lock_is_told_that_and_not_that_nobody_waits() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     client.int("LOCK.ACQUIRE lock a LEASE 600000");
     client.int("LOCK.ACQUIRE lock b LEASE 600000 QUEUE 600000 c");
@@ -335,7 +335,7 @@ fn who_may_not_look_at_a_lock_is_told_that_and_not_that_nobody_waits() {
 #[test]
 fn many_locks_take_few_round_trips() {
     const LOCKS: u32 = 400;
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let names: Vec<_> = (0..LOCKS).map(|n| format!("lock{n}")).collect();
     for name in &names {
@@ -363,7 +363,7 @@ fn many_locks_take_few_round_trips() {
 
 #[test]
 fn who_waits_for_a_permit_is_shown_with_its_limit() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     for asking in [
         "a LIMIT 1",
@@ -384,7 +384,7 @@ fn who_waits_for_a_permit_is_shown_with_its_limit() {
 
 #[test]
 fn top_writes_a_line_each_time_and_counts_by_the_second() {
-    let server = TestServer::start();
+    let server = Server::start();
     let _jam = Jam::make(&server);
     let options = ["top", "--json", "--interval", "200ms", "--times", "2"];
     let mut top = lockctl(&server)
@@ -426,7 +426,7 @@ fn top_writes_a_line_each_time_and_counts_by_the_second() {
 
 #[test]
 fn top_needs_a_terminal_or_json_and_a_server() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let ended = output(lockctl(&server).arg("top"));
     assert_eq!(ended.status.code(), Some(125));
     assert!(support::complained(&ended).contains("--json"));
@@ -443,7 +443,7 @@ fn top_needs_a_terminal_or_json_and_a_server() {
 
 #[test]
 fn a_reader_that_has_seen_enough_ends_it_quietly() {
-    let server = TestServer::start();
+    let server = Server::start();
     server.client().int("LOCK.ACQUIRE lock alice");
     for subcommand in [
         &["completions", "bash"][..],
@@ -471,7 +471,7 @@ fn a_reader_that_has_seen_enough_ends_it_quietly() {
 
 #[test]
 fn a_grace_period_is_told() {
-    let server = TestServer::start_with(&["--lock.grace-period", "600000"]);
+    let server = Server::start_with(&["--lock.grace-period", "600000"]);
     let shown = said(&output(lockctl(&server).args(["ls", "k"])));
     assert!(
         shown.contains("Grace period: nothing is granted for"),

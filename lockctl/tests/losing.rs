@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use redis_lock_testing::{Judge, Signal, TestServer, eventually, int};
+use redis_lock_testing::{Judge, Server, Signal, eventually, int};
 
 use support::{Script, lockctl};
 
@@ -42,7 +42,7 @@ fn time(ms: i64) -> SystemTime {
 }
 
 fn lose_by(command: &str) {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut script = Script::start_and_await(&server, &LEASE, DILIGENT);
     let mut client = server.client();
     assert_eq!(client.call(command), int(1));
@@ -76,7 +76,7 @@ fn a_broken_lock_ends_the_command() {
 
 #[test]
 fn a_killed_server_ends_the_command() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let mut script = Script::start_and_await(&server, &LEASE, DILIGENT);
     server.crash();
     let (code, told) = script.end();
@@ -99,7 +99,7 @@ fn full_stderr() -> (UnixStream, Stdio) {
 
 #[test]
 fn a_lost_lock_ends_the_command_though_nobody_reads_what_lockctl_tells() {
-    let server = TestServer::start();
+    let server = Server::start();
     for options in [&["--lease", "3s"][..], &["--lease", "3s", "-v"]] {
         let (_unread, stderr) = full_stderr();
         let mut script = Script::start_telling(&server, options, DILIGENT, stderr);
@@ -114,7 +114,7 @@ fn a_lost_lock_ends_the_command_though_nobody_reads_what_lockctl_tells() {
 /// this much of its lease is left, and must have ended when nothing is.
 fn starve(command: &str) {
     const LEFT: Duration = Duration::from_millis(400);
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let mut judge = Judge::new("a command's use of its lease", LEFT);
     while judge.wants_more() {
@@ -122,7 +122,7 @@ fn starve(command: &str) {
         let before = client.int("PEXPIRETIME lock");
         eventually("it is renewed", || client.int("PEXPIRETIME lock") > before);
         let ends_at = time(client.int("PEXPIRETIME lock"));
-        server.stop();
+        server.stop().unwrap();
         let (code, told) = script.end();
         assert_eq!(code, LOST, "{told}");
         assert!(told.contains("ran out"), "{told}");
@@ -132,7 +132,7 @@ fn starve(command: &str) {
         eprintln!("it used {used:?} of the last {LEFT:?}");
         let last = Instant::now() - last.elapsed().unwrap();
         judge.judge(last - used, last);
-        server.go_on();
+        server.go_on().unwrap();
         eventually("the lease is over", || client.int("EXISTS lock") == 0);
     }
 }
@@ -149,7 +149,7 @@ fn a_stopped_server_ends_a_deaf_command_within_its_lease() {
 
 #[test]
 fn a_command_that_ignores_term_is_killed_and_its_children_too() {
-    let server = TestServer::start();
+    let server = Server::start();
     let options = ["--lease", "3s", "--kill-after", "200ms"];
     let mut script = Script::start_and_await(&server, &options, STUBBORN);
     server.client().int("DEL lock");
@@ -160,7 +160,7 @@ fn a_command_that_ignores_term_is_killed_and_its_children_too() {
 
 #[test]
 fn a_loss_that_nobody_noticed_is_told_when_the_command_ends() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done";
     let mut script = Script::start_and_await(&server, &["--lease", "60s"], script);
     server.client().int("DEL lock");
@@ -171,7 +171,7 @@ fn a_loss_that_nobody_noticed_is_told_when_the_command_ends() {
 
 #[test]
 fn a_loss_is_told_in_json_with_a_code() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "touch $DIR/ready; exec sleep 60";
     let mut script = Script::start_and_await(&server, &["--json", "--lease", "2s"], script);
     server.client().int("DEL lock");
@@ -185,7 +185,7 @@ fn a_loss_is_told_in_json_with_a_code() {
 
 #[test]
 fn a_server_killed_at_the_end_leaves_the_command_its_exit_code() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
     let mut script = Script::start_and_await(&server, &["--lease", "3s"], script);
     server.crash();
@@ -197,25 +197,25 @@ fn a_server_killed_at_the_end_leaves_the_command_its_exit_code() {
 
 #[test]
 fn a_server_out_of_reach_does_not_keep_lockctl_from_its_end() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
     for options in [&["--lease", "600s"][..], &["--lease", "600s", "--keep"]] {
         let mut script = Script::start_and_await(&server, options, script);
-        server.stop();
+        server.stop().unwrap();
         let ended_at = Instant::now();
         std::fs::write(script.path("go"), "").unwrap();
         let (code, told) = script.end();
         assert_eq!(code, Some(3), "{told}");
         assert!(told.contains("could not be released"), "{told}");
         assert!(ended_at.elapsed() < Duration::from_secs(6), "{told}");
-        server.go_on();
+        server.go_on().unwrap();
         server.client().int("DEL lock");
     }
 }
 
 #[test]
 fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
-    let server = TestServer::start();
+    let server = Server::start();
     let options = ["--lease", "2s"];
     let mut script = Script::start_and_await(&server, &options, STUBBORN);
     script.signal(Signal::STOP);
@@ -233,7 +233,7 @@ fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_lost_lock_ends_what_runs_under_a_lockctl_in_a_lockctl() {
-    let server = TestServer::start();
+    let server = Server::start();
     let stubborn = "trap \"\" TERM; sleep 60 & echo $! > $DIR/pids; touch $DIR/ready; \
         while :; do sleep 0.1; done";
     let inner = format!("$LOCKCTL run --lease 60s inner sh -c '{stubborn}'");

@@ -6,7 +6,7 @@ mod support;
 
 use std::process::Command;
 
-use redis_lock_testing::{Signal, TestServer, eventually};
+use redis_lock_testing::{Server, Signal, eventually};
 use rustix::process::geteuid;
 
 use support::Script;
@@ -19,7 +19,7 @@ const FOREIGN: &str = "setpriv --reuid 65534 sh -c '\
 /// lockctl that may not signal another user's processes, though it is root here:
 /// it starts such a process as `sudo` would. None where the tests are not run by
 /// root.
-fn powerless(server: &TestServer) -> Option<Command> {
+fn powerless(server: &Server) -> Option<Command> {
     if !geteuid().is_root() {
         eprintln!("not tested: only root can start another user's processes");
         return None;
@@ -32,7 +32,7 @@ fn powerless(server: &TestServer) -> Option<Command> {
     Some(command)
 }
 
-fn start(server: &TestServer, script: &str) -> Option<Script> {
+fn start(server: &Server, script: &str) -> Option<Script> {
     let lockctl = powerless(server)?;
     let options = ["--lease", "2s", "--kill-after", "100ms"];
     let script = Script::start_by(lockctl, &options, script);
@@ -45,7 +45,7 @@ fn let_go(script: &Script) {
 }
 
 /// Waits until the lock has been renewed.
-fn await_renewal(server: &TestServer) {
+fn await_renewal(server: &Server) {
     let mut client = server.client();
     let before = client.int("PEXPIRETIME lock");
     eventually("it is renewed", || client.int("PEXPIRETIME lock") > before);
@@ -53,7 +53,7 @@ fn await_renewal(server: &TestServer) {
 
 #[test]
 fn a_command_that_outlives_its_lock_is_told_and_waited_for() {
-    let server = TestServer::start();
+    let server = Server::start();
     let Some(mut script) = start(&server, &format!("exec {FOREIGN}")) else {
         return;
     };
@@ -78,7 +78,7 @@ fn rests(script: &Script) -> u64 {
 
 #[test]
 fn what_can_not_be_ended_is_looked_after_in_growing_pauses() {
-    let server = TestServer::start();
+    let server = Server::start();
     let Some(mut script) = start(&server, &format!("exec {FOREIGN}")) else {
         return;
     };
@@ -97,7 +97,7 @@ fn what_can_not_be_ended_is_looked_after_in_growing_pauses() {
 
 #[test]
 fn a_lock_is_kept_while_what_the_command_left_can_not_be_ended() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = format!("{FOREIGN} & until test -e $DIR/ready; do sleep 0.01; done; exit 5");
     let Some(mut script) = start(&server, &script) else {
         return;
@@ -114,7 +114,7 @@ fn a_lock_is_kept_while_what_the_command_left_can_not_be_ended() {
 
 #[test]
 fn a_command_that_can_not_be_ended_keeps_its_lock() {
-    let server = TestServer::start();
+    let server = Server::start();
     let Some(mut script) = start(&server, &format!("exec {FOREIGN}")) else {
         return;
     };

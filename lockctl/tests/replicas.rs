@@ -4,14 +4,14 @@
 mod support;
 
 use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{TestServer, eventually, status};
+use redis_lock_testing::{Server, eventually, status};
 
 use support::{Script, complained, lockctl, output, said};
 
 /// A server and the replica that has to acknowledge what it tells. A reply that is not
 /// acknowledged is withheld for a short while.
-fn acknowledged() -> (TestServer, TestServer) {
-    let server = TestServer::start();
+fn acknowledged() -> (Server, Server) {
+    let server = Server::start();
     let replica = server.replica(true);
     let mut client = server.client();
     await_replicas(&mut client, 1);
@@ -23,7 +23,7 @@ fn acknowledged() -> (TestServer, TestServer) {
 #[test]
 fn a_grant_that_is_not_known_to_be_safe_runs_nothing() {
     let (server, replica) = acknowledged();
-    replica.stop();
+    replica.stop().unwrap();
     for options in [&["--no-wait"][..], &["--wait", "300ms"]] {
         let mut command = lockctl(&server);
         command.args(["--json", "run"]).args(options);
@@ -35,12 +35,12 @@ fn a_grant_that_is_not_known_to_be_safe_runs_nothing() {
         assert!(told.contains("not known to be safe"), "{told}");
         assert_eq!(server.client().int("EXISTS lock"), 0, "{told}");
     }
-    replica.go_on();
+    replica.go_on().unwrap();
 }
 
 #[test]
 fn who_is_not_granted_a_lock_is_told_whether_another_holds_it() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     let told = |options: &[&str]| {
         let mut command = lockctl(&server);
@@ -76,10 +76,10 @@ fn who_is_not_granted_a_lock_is_told_whether_another_holds_it() {
 #[test]
 fn a_wait_goes_on_until_a_replica_acknowledges() {
     let (server, replica) = acknowledged();
-    replica.stop();
+    replica.stop().unwrap();
     let mut script = Script::start(&server, &[], "exit 4");
     script.await_told(1, &["lockctl: lock: ", "NOREPLICAS not known to be safe"]);
-    replica.go_on();
+    replica.go_on().unwrap();
     let (code, told) = script.end();
     assert_eq!(code, Some(4), "{told}");
     assert_eq!(server.client().int("EXISTS lock"), 0);
@@ -90,13 +90,13 @@ fn a_command_whose_lock_is_not_known_to_be_safe_is_ended_in_time() {
     let (server, replica) = acknowledged();
     let command = "echo $$ > $DIR/pids; touch $DIR/ready; sleep 60";
     let mut script = Script::start_and_await(&server, &["--lease", "3s"], command);
-    replica.stop();
+    replica.stop().unwrap();
     script.await_told(1, &["lockctl: lock: ", "not renewed", "NOREPLICAS"]);
     let (code, told) = script.end();
     assert_eq!(code, Some(76), "{told}");
     assert!(told.contains("ran out"), "{told}");
     script.assert_nothing_runs();
-    replica.go_on();
+    replica.go_on().unwrap();
 }
 
 #[test]
@@ -104,9 +104,9 @@ fn a_command_goes_on_where_a_replica_acknowledges_in_time_again() {
     let (server, replica) = acknowledged();
     let command = "touch $DIR/ready; sleep 7; exit 4";
     let mut script = Script::start_and_await(&server, &["--lease", "6s"], command);
-    replica.stop();
+    replica.stop().unwrap();
     script.await_told(1, &["lockctl: lock: ", "not renewed", "NOREPLICAS"]);
-    replica.go_on();
+    replica.go_on().unwrap();
     let (code, told) = script.end();
     assert_eq!(code, Some(4), "{told}");
     assert_eq!(server.client().int("EXISTS lock"), 0);
@@ -114,7 +114,7 @@ fn a_command_goes_on_where_a_replica_acknowledges_in_time_again() {
 
 #[test]
 fn within_a_grace_period_a_lock_is_busy() {
-    let server = TestServer::start_with(&["--lock.grace-period", "600000"]);
+    let server = Server::start_with(&["--lock.grace-period", "600000"]);
     for options in [&["--no-wait"][..], &["--wait", "100ms"]] {
         let mut command = lockctl(&server);
         command.args(["run", "-v"]).args(options);
@@ -125,7 +125,7 @@ fn within_a_grace_period_a_lock_is_busy() {
         assert!(told.contains("the server grants nothing for 5"), "{told}");
     }
     let mut script = Script::start(&server, &[], "exit 4");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     let listed = said(&output(lockctl(&server).arg("ls")));
     assert!(
         listed.contains("Grace period: nothing is granted"),

@@ -6,7 +6,7 @@ mod support;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use redis_lock_testing::{Signal, TestServer, eventually, int, signal};
+use redis_lock_testing::{Server, Signal, eventually, int, signal};
 
 use support::{Script, complained, heedful, lockctl, output, said};
 
@@ -15,7 +15,7 @@ const TWO_PROCESSES: &str = "sleep 60 & echo $$ $! > $DIR/pids; touch $DIR/ready
 
 #[test]
 fn the_command_gets_the_token_and_its_exit_code_is_passed_on() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "echo $LOCK_TOKEN; exit 7";
     let ended = output(lockctl(&server).args(["run", "lock", "--", "sh", "-c", script]));
     assert_eq!(ended.status.code(), Some(7));
@@ -28,7 +28,7 @@ fn the_command_gets_the_token_and_its_exit_code_is_passed_on() {
 
 #[test]
 fn the_lock_is_held_and_renewed_while_the_command_runs() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
     let mut script = Script::start_and_await(&server, &["--lease", "2s"], script);
     let mut client = server.client();
@@ -46,7 +46,7 @@ fn the_lock_is_held_and_renewed_while_the_command_runs() {
 
 #[test]
 fn lockctl_ends_by_the_signal_that_ended_the_command() {
-    let server = TestServer::start();
+    let server = Server::start();
     let ended = output(lockctl(&server).args(["run", "lock", "--", "sh", "-c", "kill -9 $$"]));
     assert_eq!(ended.status.signal(), Some(9));
     assert_eq!(server.client().int("EXISTS lock"), 0);
@@ -54,7 +54,7 @@ fn lockctl_ends_by_the_signal_that_ended_the_command() {
 
 #[test]
 fn a_command_that_does_not_start_has_the_codes_of_a_shell() {
-    let server = TestServer::start();
+    let server = Server::start();
     for (command, code) in [("/no/such/command", 127), ("/etc/passwd", 126)] {
         let ended = output(lockctl(&server).args(["run", "lock", "--", command]));
         assert_eq!(ended.status.code(), Some(code), "{command}");
@@ -65,7 +65,7 @@ fn a_command_that_does_not_start_has_the_codes_of_a_shell() {
 
 #[test]
 fn a_held_lock_is_waited_for_as_long_as_asked() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut holder = server.client();
     holder.int("LOCK.ACQUIRE lock holder");
     for (options, code) in [
@@ -82,14 +82,14 @@ fn a_held_lock_is_waited_for_as_long_as_asked() {
         assert_eq!(complained(&ended), "", "the exit code says it");
     }
     let mut script = Script::start(&server, &["--wait", "60s"], "exit 4");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
     assert_eq!(script.end().0, Some(4));
 }
 
 #[test]
 fn modes_decide_who_runs_together() {
-    let server = TestServer::start();
+    let server = Server::start();
     let attempt = |options: &[&str]| {
         let mut command = lockctl(&server);
         command.args(["run", "lock", "--no-wait"]).args(options);
@@ -109,7 +109,7 @@ fn modes_decide_who_runs_together() {
 
 #[test]
 fn a_lock_that_is_kept_ends_with_its_lease() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut command = lockctl(&server);
     command.args(["run", "lock", "--keep", "--lease", "60s", "--", "sh", "-c"]);
     let ended = output(command.arg("exit 3"));
@@ -120,7 +120,7 @@ fn a_lock_that_is_kept_ends_with_its_lease() {
 
 #[test]
 fn a_job_that_many_hosts_start_runs_on_one() {
-    let server = TestServer::start();
+    let server = Server::start();
     let options = ["--no-wait", "-E", "0", "--keep", "--lease", "60s"];
     let host = || Script::start(&server, &options, "touch $DIR/ran");
     let mut hosts: Vec<_> = (0..10).map(|_| host()).collect();
@@ -136,7 +136,7 @@ fn a_job_that_many_hosts_start_runs_on_one() {
 
 #[test]
 fn events_are_told_in_json_on_stderr() {
-    let server = TestServer::start();
+    let server = Server::start();
     let ended = output(lockctl(&server).args(["--json", "run", "lock", "--", "false"]));
     let told = complained(&ended);
     let events: Vec<serde_json::Value> = told
@@ -153,7 +153,7 @@ fn events_are_told_in_json_on_stderr() {
 
 #[test]
 fn signals_go_to_the_whole_process_group() {
-    let server = TestServer::start();
+    let server = Server::start();
     let inner = "trap 'touch $DIR/inner' USR1; touch $DIR/ready; while :; do sleep 0.01; done";
     let outer = format!("trap 'touch $DIR/outer' USR1; sh -c \"{inner}\" & while :; do wait; done");
     let mut script = Script::start_and_await(&server, &[], &outer);
@@ -167,7 +167,7 @@ fn signals_go_to_the_whole_process_group() {
 
 #[test]
 fn ctrl_c_ends_the_command_and_releases_the_lock() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = format!("{TWO_PROCESSES} wait");
     let mut script = Script::start_and_await(&server, &[], &script);
     script.signal(Signal::INT);
@@ -179,7 +179,7 @@ fn ctrl_c_ends_the_command_and_releases_the_lock() {
 
 #[test]
 fn a_stopped_command_can_be_ended() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "echo $$ > $DIR/pids; touch $DIR/ready; kill -STOP $$";
     let mut script = Script::start_and_await(&server, &[], script);
     let status = format!("/proc/{}/stat", script.wrote("pids").trim());
@@ -193,13 +193,13 @@ fn a_stopped_command_can_be_ended() {
 
 #[test]
 fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
-    let server = TestServer::start();
+    let server = Server::start();
     server.client().int("LOCK.ACQUIRE lock holder");
     let mut script = Script::start(&server, &[], "exit 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     script.signal(Signal::INT);
     assert_eq!(script.end().0, Some(128 + 2));
-    server.await_waiters(0);
+    server.await_info("lock_waiters", 0);
     let mut client = server.client();
     assert_eq!(client.call("LOCK.RELEASE lock holder"), int(1));
     assert_eq!(client.int("EXISTS lock"), 0);
@@ -207,7 +207,7 @@ fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
 
 #[test]
 fn what_the_command_leaves_behind_ends_before_the_release() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = format!("{TWO_PROCESSES} exit 5");
     let mut script = Script::start(&server, &[], &script);
     assert_eq!(script.end().0, Some(5));
@@ -222,7 +222,7 @@ const TIMEOUT: &str = "timeout 60 sh -c 'echo $$ > $DIR/pids; touch $DIR/ready; 
 #[test]
 #[cfg(target_os = "linux")]
 fn what_runs_in_a_process_group_of_its_own_ends_with_the_command() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut script = Script::start_and_await(&server, &[], &format!("{TIMEOUT}; true"));
     script.signal(Signal::TERM);
     assert_eq!(script.end().0, Some(128 + 15));
@@ -234,7 +234,7 @@ fn what_runs_in_a_process_group_of_its_own_ends_with_the_command() {
 /// container that makes no session. The first process there is a shell that runs this script
 /// with it. None where the system allows no such namespace.
 #[cfg(target_os = "linux")]
-fn without_a_session(server: &TestServer, script: &str) -> Option<Command> {
+fn without_a_session(server: &Server, script: &str) -> Option<Command> {
     let unshare = ["--map-root-user", "--pid", "--fork", "--mount-proc"];
     let tried = Command::new("unshare").args(unshare).arg("true").status();
     if !tried.is_ok_and(|status| status.success()) {
@@ -253,7 +253,7 @@ fn without_a_session(server: &TestServer, script: &str) -> Option<Command> {
 #[test]
 #[cfg(target_os = "linux")]
 fn what_the_command_leaves_behind_ends_where_no_session_has_a_number() {
-    let server = TestServer::start();
+    let server = Server::start();
     // The first process of a namespace takes all others with it when it ends.
     let Some(lockctl) = without_a_session(&server, "\"$0\" \"$@\"; exit $?") else {
         return;
@@ -294,7 +294,7 @@ const RECYCLED: &str = r#"
 #[test]
 #[cfg(target_os = "linux")]
 fn a_stranger_that_gets_the_number_of_the_command_is_left_alone() {
-    let server = TestServer::start();
+    let server = Server::start();
     let Some(mut lockctl) = without_a_session(&server, RECYCLED) else {
         return;
     };
@@ -312,7 +312,7 @@ fn a_stranger_that_gets_the_number_of_the_command_is_left_alone() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_daemon_goes_on_without_the_lock_whatever_it_has_left_in_the_group() {
-    let server = TestServer::start();
+    let server = Server::start();
     // It never looks after the child that ends in the group.
     let daemon = "(sleep 0.01 & exec setsid sh -c 'echo $$ > $DIR/pids; exec sleep 60') &";
     let script = format!("{daemon} until test -s $DIR/pids; do sleep 0.01; done; sleep 0.1");
@@ -328,7 +328,7 @@ fn a_daemon_goes_on_without_the_lock_whatever_it_has_left_in_the_group() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_does_not_survive_a_killed_lockctl() {
-    let server = TestServer::start();
+    let server = Server::start();
     let script = "echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 60";
     let script = Script::start_and_await(&server, &["--lease", "2s"], script);
     script.signal(Signal::KILL);
@@ -341,7 +341,7 @@ fn a_command_does_not_survive_a_killed_lockctl() {
 
 #[test]
 fn what_lockctl_was_told_to_ignore_it_does_not_forward() {
-    let server = TestServer::start();
+    let server = Server::start();
     let dir = tempfile::tempdir().unwrap();
     let command = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 6";
     let script = format!("trap '' HUP; exec \"$0\" run lock -- sh -c '{command}'");
@@ -359,7 +359,7 @@ fn what_lockctl_was_told_to_ignore_it_does_not_forward() {
 
 #[test]
 fn wrong_usage_and_no_server_are_lockctls_own_failures() {
-    let mut server = TestServer::start();
+    let mut server = Server::start();
     for wrong in [
         &["run"][..],
         &["run", "lock"],
@@ -381,7 +381,7 @@ fn wrong_usage_and_no_server_are_lockctls_own_failures() {
 
 #[test]
 fn the_end_of_a_command_is_noticed_also_where_its_signal_was_blocked() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut deaf = heedful("env");
     deaf.args(["--block-signal=CHLD", env!("CARGO_BIN_EXE_lockctl")])
         .env("REDIS_URL", format!("redis://{}", server.addr()));

@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
-use redis_lock_testing::{Cluster, Sentinels, Signal, TestServer, int, signal, status, tag, text};
+use redis_lock_testing::{Cluster, Sentinels, Server, Signal, int, signal, status, tag, text};
 use serde_json::{Value as Json, json};
 
 use support::{complained, lockctl, output, said};
@@ -69,7 +69,7 @@ impl Drop for Tail {
 
 #[test]
 fn the_life_of_a_lock_is_told_in_its_order() {
-    let server = TestServer::start_with(&POSTED);
+    let server = Server::start_with(&POSTED);
     let mut tail = Tail::start(lockctl(&server), &["--count", "6"]);
     let (mut client, mut waiter) = (server.client(), server.client());
     client.int("LOCK.ACQUIRE k a");
@@ -77,7 +77,7 @@ fn the_life_of_a_lock_is_told_in_its_order() {
     client.int("LOCK.RELEASE k a");
     client.int("LOCK.ACQUIRE k b LEASE 600000");
     waiter.send("LOCK.ACQUIRE k c BLOCK 0");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     client.int("LOCK.RENEW k b LEASE 1");
     waiter.reply();
     client.int("LOCK.BREAK k");
@@ -93,7 +93,7 @@ fn the_life_of_a_lock_is_told_in_its_order() {
 
 #[test]
 fn only_the_locks_that_are_named_of_the_database_are_told() {
-    let server = TestServer::start_with(&POSTED);
+    let server = Server::start_with(&POSTED);
     let mut in_2 = lockctl(&server);
     in_2.env("REDIS_URL", format!("redis://{}/2", server.addr()));
     let mut tail = Tail::start(in_2, &["-n", "2", "two words", "b"]);
@@ -110,7 +110,7 @@ fn only_the_locks_that_are_named_of_the_database_are_told() {
 
 #[test]
 fn where_nothing_is_posted_it_says_what_to_type_and_sets_nothing_by_itself() {
-    let server = TestServer::start_with(&["--notify-keyspace-events", "Kx"]);
+    let server = Server::start_with(&["--notify-keyspace-events", "Kx"]);
     let mut client = server.client();
     let ended = output(lockctl(&server).arg("tail"));
     assert_eq!(ended.status.code(), Some(125));
@@ -140,7 +140,7 @@ fn where_nothing_is_posted_it_says_what_to_type_and_sets_nothing_by_itself() {
 
 #[test]
 fn a_user_who_may_not_see_the_setting_hears_what_is_posted() {
-    let server = TestServer::start_with(&POSTED);
+    let server = Server::start_with(&POSTED);
     let rules = "on >secret resetkeys resetchannels &__keyevent@0__:lock.* +subscribe";
     let user = server.client().call(&format!("ACL SETUSER ears {rules}"));
     assert_eq!(user, status("OK"));
@@ -197,14 +197,14 @@ fn behind_sentinels_whichever_is_the_primary_is_heard() {
 
 #[test]
 fn a_server_that_ends_and_comes_back_is_told_and_heard_again() {
-    let mut server = TestServer::start_with(&POSTED);
+    let mut server = Server::start_with(&POSTED);
     let mut tail = Tail::start(lockctl(&server), &[]);
     server.crash();
     let gone = tail.complained();
     assert_eq!(gone["event"], "server_gone");
     assert_eq!(gone["server"], server.addr().to_string());
     assert!(gone["why"].is_string());
-    server.restart();
+    server.restart().unwrap();
     let back = json!({"event": "server_back", "server": server.addr().to_string(), "why": null});
     assert_eq!(tail.complained(), back);
     server.client().int("LOCK.ACQUIRE k a");
@@ -213,7 +213,7 @@ fn a_server_that_ends_and_comes_back_is_told_and_heard_again() {
 
 #[test]
 fn without_json_a_line_is_a_time_what_happened_and_the_key() {
-    let server = TestServer::start_with(&POSTED);
+    let server = Server::start_with(&POSTED);
     let mut tail = lockctl(&server);
     tail.args(["tail", "-n", "1", "k"]);
     // It is not known when it listens: the lock is taken and given back until it has.

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use redis_lock_testing::{TestServer, eventually};
+use redis_lock_testing::{Server, eventually};
 use tempfile::TempDir;
 
 /// A shell at a terminal of its own, which `script` of util-linux makes. It has
@@ -19,7 +19,7 @@ struct Terminal {
 
 impl Terminal {
     /// Has an interactive shell run this, where `$L` is lockctl.
-    fn run(server: &TestServer, commands: &str) -> Self {
+    fn run(server: &Server, commands: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut shell = support::heedful("script")
             .args(["-qec", "bash --norc --noprofile -i", "/dev/null"])
@@ -90,7 +90,7 @@ fn foreground(pid: &str) -> String {
 }
 
 #[track_caller]
-fn await_lock(server: &TestServer, exists: i64) {
+fn await_lock(server: &Server, exists: i64) {
     let mut client = server.client();
     eventually(&format!("so many locks are taken: {exists}"), || {
         client.int("EXISTS lock") == exists
@@ -99,7 +99,7 @@ fn await_lock(server: &TestServer, exists: i64) {
 
 #[test]
 fn ctrl_c_ends_the_script_that_runs_lockctl_as_well() {
-    let server = TestServer::start();
+    let server = Server::start();
     let command = "touch $DIR/ready; exec sleep 60";
     let script = format!("$L run lock -- sh -c \"{command}\"; echo went  on | tr -s \" \"");
     let mut terminal = Terminal::run(&server, &format!("bash -c '{script}'\n"));
@@ -114,7 +114,7 @@ fn ctrl_c_ends_the_script_that_runs_lockctl_as_well() {
 
 #[test]
 fn a_command_that_reads_gets_the_terminal() {
-    let server = TestServer::start();
+    let server = Server::start();
     let command = "touch $DIR/ready; read line; echo \"-$line-\"; exit 7";
     let script = format!("$L run lock -- sh -c '{command}'\n");
     let mut terminal = Terminal::run(&server, &script);
@@ -133,7 +133,7 @@ const READS: &str = "export READS='echo $$ > $DIR/pid; : > $DIR/ready; \
 
 #[test]
 fn ctrl_z_suspends_nothing_that_runs_under_a_lock() {
-    let server = TestServer::start();
+    let server = Server::start();
     for job in [
         "$L run lock -- sh -c \"$READS\"",
         "$L run lock -- sh -c 'stty echo; $L run inner -- sh -c \"$READS\"; true'",
@@ -156,7 +156,7 @@ fn ctrl_z_suspends_nothing_that_runs_under_a_lock() {
 
 #[test]
 fn a_command_in_the_background_gets_the_terminal_with_its_job() {
-    let server = TestServer::start();
+    let server = Server::start();
     let job = "$L run lock --lease 1s -- sh -c \"$READS\" &";
     let mut terminal = Terminal::run(&server, &format!("{READS}\n{job}\n"));
     terminal.await_ready();
@@ -176,10 +176,10 @@ fn a_command_in_the_background_gets_the_terminal_with_its_job() {
 
 #[test]
 fn ctrl_z_suspends_a_wait() {
-    let server = TestServer::start();
+    let server = Server::start();
     server.client().int("LOCK.ACQUIRE lock a LEASE 600000");
     let mut terminal = Terminal::run(&server, "$L run lock true\n");
-    server.await_waiters(1);
+    server.await_info("lock_waiters", 1);
     terminal.press("\x1a");
     terminal.press("jobs > $DIR/jobs\n");
     terminal.await_written("jobs", "Stopped");
@@ -194,7 +194,7 @@ fn ctrl_z_suspends_a_wait() {
 
 #[test]
 fn ctrl_c_ends_a_command_that_has_the_terminal_and_stops_itself() {
-    let server = TestServer::start();
+    let server = Server::start();
     let command = "echo $$ > $DIR/pid; : > $DIR/ready; read line; kill -STOP $$";
     let mut terminal = Terminal::run(&server, &format!("$L run lock -- sh -c '{command}'\n"));
     terminal.await_ready();
@@ -210,7 +210,7 @@ fn ctrl_c_ends_a_command_that_has_the_terminal_and_stops_itself() {
 
 #[test]
 fn top_shows_what_fits_the_terminal_until_ctrl_c() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut client = server.client();
     for n in 0..30 {
         client.int(&format!("LOCK.ACQUIRE lock{n} a LEASE 600000"));

@@ -5,18 +5,17 @@
 mod support;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
-use redis_lock_testing::{Authority, Certificate, TlsServer};
-use tempfile::TempDir;
+use redis_lock_testing::{Authority, Server, TlsProxy};
 
 use support::{complained, output, said};
 
 const HERE: &str = "127.0.0.1";
 
 /// `lockctl` for this server, with these options.
-fn lockctl(server: &TlsServer, options: &[&OsStr], arguments: &[&str]) -> Output {
+fn lockctl(server: &TlsProxy, options: &[&OsStr], arguments: &[&str]) -> Output {
     let mut command = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
     let url = format!("rediss://{}", server.addr());
     command.args(["--json", "--url", &url]).args(options);
@@ -28,7 +27,7 @@ fn trusting(authority: &Path) -> [&OsStr; 2] {
 }
 
 #[track_caller]
-fn assert_trusted(server: &TlsServer, options: &[&OsStr]) {
+fn assert_trusted(server: &TlsProxy, options: &[&OsStr]) {
     let ran = lockctl(server, options, &["run", "lock", "echo", "x"]);
     assert!(ran.status.success(), "{ran:?}");
     assert_eq!(said(&ran), "x\n");
@@ -40,7 +39,7 @@ fn assert_trusted(server: &TlsServer, options: &[&OsStr]) {
 
 /// All refuse it at once, and what waits without end does so, too.
 #[track_caller]
-fn assert_refused(server: &TlsServer, options: &[&OsStr], why: &str) {
+fn assert_refused(server: &TlsProxy, options: &[&OsStr], why: &str) {
     for subcommand in [
         &["run", "lock", "echo", "never"][..],
         &["run", "--no-wait", "lock", "echo", "never"],
@@ -58,9 +57,10 @@ fn assert_refused(server: &TlsServer, options: &[&OsStr], why: &str) {
 #[test]
 fn the_authority_in_the_file_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let server = TlsServer::start(&authority.certificate(HERE));
-    assert_trusted(&server, &trusting(&authority.file()));
-    assert_refused(&server, &trusting(&stranger.file()), "certificate");
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
+    assert_trusted(&server, &trusting(authority.file()));
+    assert_refused(&server, &trusting(stranger.file()), "certificate");
     // None of the system's has signed it.
     assert_refused(&server, &[], "certificate");
 }
@@ -69,46 +69,34 @@ fn the_authority_in_the_file_is_trusted_and_no_other() {
 fn a_certificate_of_another_name_or_time_is_refused() {
     let authority = Authority::new();
     let elsewhere = authority.certificate("elsewhere.example");
-    for wrong in [elsewhere, authority.expired_certificate(HERE)] {
-        let server = TlsServer::start(&wrong);
-        assert_refused(&server, &trusting(&authority.file()), "certificate");
+    for wrong in [elsewhere, authority.certificate_until(HERE, 2002)] {
+        let plain = Server::start();
+        let server = TlsProxy::to(plain.addr(), &wrong, None);
+        assert_refused(&server, &trusting(authority.file()), "certificate");
     }
-}
-
-/// The files of a certificate and its key.
-fn files(dir: &TempDir, name: &str, certificate: &Certificate) -> [PathBuf; 2] {
-    let write = |ending: &str, pem: &str| {
-        let path = dir.path().join(format!("{name}.{ending}"));
-        std::fs::write(&path, pem).unwrap();
-        path
-    };
-    [
-        write("pem", &certificate.pem),
-        write("key", &certificate.key_pem),
-    ]
 }
 
 #[test]
 fn a_server_that_asks_is_shown_a_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let server = TlsServer::start_for_clients_of(&certificate, &clients);
-    let dir = tempfile::tempdir().unwrap();
+    let plain = Server::start();
+    let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
     let trusted = authority.file();
-    let right = files(&dir, "right", &clients.certificate("client"));
-    let wrong = files(&dir, "wrong", &authority.certificate("client"));
-    let [right, wrong] = [&right, &wrong].map(|[certificate, key]| {
-        let [option, file] = trusting(&trusted);
+    let right = clients.certificate("client");
+    let wrong = authority.certificate("client");
+    let [right, wrong] = [&right, &wrong].map(|certificate| {
+        let [option, file] = trusting(trusted);
         let shown = [
             "--cert".as_ref(),
-            certificate.as_os_str(),
+            certificate.pem.path().as_os_str(),
             "--key".as_ref(),
-            key.as_os_str(),
+            certificate.key.path().as_os_str(),
         ];
         [vec![option, file], shown.to_vec()].concat()
     });
     assert_trusted(&server, &right);
-    for refused in [&wrong[..], &trusting(&trusted)] {
+    for refused in [&wrong[..], &trusting(trusted)] {
         let ended = lockctl(&server, refused, &["ls"]);
         assert_eq!(ended.status.code(), Some(125), "{ended:?}");
     }

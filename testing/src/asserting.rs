@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-pub use client::{Arrivals, Client, int, nil, status, text, token};
+pub use client::{Client, arrivals, int, nil, status, text, token};
 pub use clock::Clock;
-pub use cluster::{Cluster, MovingSlot, redis_cli, slot, tag};
+pub use cluster::{Cluster, redis_cli, slot, tag};
 pub use judge::{Control, Judge};
 pub use play::Play;
 pub use sentinel::Sentinels;
-pub use server::{NO_REGULAR_LOOKS, TestServer};
-pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
+pub use server::NO_REGULAR_LOOKS;
+pub use tls::{Authority, Certificate, TlsProxy};
 
 use crate::{SOON, comes_true, processors, stay_on};
 

@@ -56,16 +56,6 @@ impl Read for Uninterrupted<'_> {
     }
 }
 
-/// How the wait for a reply ended.
-pub enum Wait {
-    /// With the reply.
-    Replied(Value),
-    /// With the connection.
-    Closed,
-    /// With the patience of the client.
-    GivenUp,
-}
-
 /// One connection. It sends commands and reads replies, each by itself, so that
 /// whoever uses it decides when to wait. It speaks RESP2 until a `HELLO 3`.
 pub struct Connection {
@@ -101,7 +91,8 @@ impl Connection {
 
     /// The next reply. One that is an error is a reply as well.
     pub fn reply(&mut self) -> Result<Value> {
-        self.reply_within(REPLY_TIMEOUT)
+        let reply = self.next_within(REPLY_TIMEOUT)?;
+        reply.ok_or_else(|| Error::new("no reply comes"))
     }
 
     /// Sends a command and waits for its reply.
@@ -122,58 +113,38 @@ impl Connection {
         patient: impl FnMut() -> bool,
     ) -> Option<Value> {
         self.send(words).ok()?;
-        match self.wait(patient) {
-            Wait::Replied(value) => Some(value),
-            Wait::Closed | Wait::GivenUp => None,
-        }
+        self.wait(1, patient).ok()?
     }
 
-    /// Waits for the reply as long as `patient` says.
-    pub fn wait(&mut self, mut patient: impl FnMut() -> bool) -> Wait {
-        while patient() {
-            match self.next_within(LOOK_EVERY) {
-                Ok(Some(reply)) => return Wait::Replied(reply),
-                Ok(None) => {}
-                Err(_) => return Wait::Closed,
+    /// Waits for the last of so many replies as long as `patient` says, and no longer for
+    /// the others when the first has come. An error is the end of the connection.
+    pub fn wait(
+        &mut self,
+        replies: usize,
+        mut patient: impl FnMut() -> bool,
+    ) -> Result<Option<Value>> {
+        let mut last = None;
+        while last.is_none() && patient() {
+            last = self.next_within(LOOK_EVERY)?;
+        }
+        for _ in 1..replies {
+            if last.is_some() {
+                let next = self.next_within(SOON)?;
+                last = Some(next.ok_or_else(|| Error::new("the other replies do not come"))?);
             }
         }
-        Wait::GivenUp
+        Ok(last)
     }
 
     /// The next reply, if all of it is there within this time. What has come of it
     /// before is not lost.
     pub fn next_within(&mut self, within: Duration) -> Result<Option<Value>> {
         self.stream.set_read_timeout(Some(within))?;
-        self.next()
-    }
-
-    /// The next reply, if all of it is there by now.
-    pub fn next_now(&mut self) -> Result<Option<Value>> {
-        self.stream.set_nonblocking(true)?;
-        let next = self.next();
-        self.stream.set_nonblocking(false)?;
-        next
-    }
-
-    fn next(&mut self) -> Result<Option<Value>> {
         match self.parser.parse_value(Uninterrupted(&self.stream)) {
             Ok(reply) => Ok(Some(reply)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => Err(Error::new(error)),
         }
-    }
-
-    /// Waits for the last of `replies` replies as long as `patient` says, and no
-    /// longer for the others when the first has come.
-    pub fn wait_for(&mut self, replies: usize, patient: impl FnMut() -> bool) -> Wait {
-        let mut last = self.wait(patient);
-        for _ in 1..replies {
-            if matches!(last, Wait::Replied(_)) {
-                let next = self.reply_within(SOON);
-                last = next.map_or(Wait::Closed, Wait::Replied);
-            }
-        }
-        last
     }
 
     /// Whether a reply is there, or the connection closed.
@@ -184,21 +155,17 @@ impl Connection {
         !peeked.is_err_and(|error| matches!(error.kind(), WouldBlock | TimedOut | Interrupted))
     }
 
-    fn reply_within(&mut self, timeout: Duration) -> Result<Value> {
-        self.stream.set_read_timeout(Some(timeout))?;
-        self.parser.parse_value(&self.stream).map_err(Error::new)
-    }
-
     /// A section of `INFO`.
     pub fn info_section(&mut self, section: &str) -> Result<String> {
         let info = self.call(&["INFO", section])?;
         reply_text(info).ok_or_else(|| Error::new("INFO does not answer text"))
     }
 
-    /// A number from `INFO`.
+    /// A number from `INFO`; of `cmdstat_` and a command, how often it was called.
     pub fn info(&mut self, field: &str) -> Result<i64> {
         let info = self.info_section("everything")?;
-        let number = info_field(&info, field)?.trim();
+        let value = info_field(&info, field)?.trim_start_matches("calls=");
+        let number = value.split(',').next().unwrap_or(value);
         let wrong = |error| Error::new(format!("{field}:{number}: {error}"));
         number.parse().map_err(wrong)
     }

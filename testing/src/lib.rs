@@ -22,7 +22,7 @@ use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
 pub use asserting::*;
-pub use connection::{Connection, Wait, info_field, local, pack, reply_text};
+pub use connection::{Connection, info_field, local, pack, reply_text};
 pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
 pub use proxy::{Fate, Proxy};
 pub use server::{Server, Setup};
@@ -32,7 +32,8 @@ pub use told::Told;
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// Why something could not be done.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{0}")]
 pub struct Error(String);
 
 /// What could be done, or why it could not.
@@ -45,13 +46,12 @@ impl Error {
     }
 }
 
-impl Display for Error {
+/// A test that fails shows it as it is.
+impl fmt::Debug for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
 }
-
-impl std::error::Error for Error {}
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

@@ -2,8 +2,8 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
+use std::sync::mpsc::{Sender, channel};
 
 pub use rustix::process::Signal;
 use rustix::process::{
@@ -18,14 +18,14 @@ type Order = (Command, Sender<std::io::Result<Child>>);
 
 /// Starts all child processes. The kernel kills a child when the thread that
 /// started it ends, so that thread must last as long as the process.
-static STARTER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
-    let (orders, taken): (_, Receiver<Order>) = channel();
+static STARTER: LazyLock<Sender<Order>> = LazyLock::new(|| {
+    let (orders, taken) = channel::<Order>();
     std::thread::spawn(move || {
         for (mut command, started) in taken {
             let _ = started.send(command.spawn());
         }
     });
-    Mutex::new(orders)
+    orders
 });
 
 /// Starts a process that the kernel kills when this one ends, however it ends.
@@ -34,10 +34,8 @@ pub fn spawn(mut command: Command) -> Result<Child> {
     let program = command.get_program().to_owned();
     end_with_us(&mut command, Signal::KILL);
     let (started, answer) = channel();
-    let starter = STARTER.lock().unwrap_or_else(PoisonError::into_inner);
-    let sent = starter.send((command, started));
+    let sent = STARTER.send((command, started));
     sent.map_err(|_| Error::new("nobody starts processes any more"))?;
-    drop(starter);
     let child = answer.recv().map_err(Error::new)?;
     child.map_err(|error| Error::new(format!("{}: {error}", program.display())))
 }
@@ -84,19 +82,7 @@ pub fn processors() -> Result<Vec<usize>> {
 
 /// Keeps this thread on one processor from now on.
 pub fn stay_on(processor: usize) -> Result<()> {
-    sched_setaffinity(None, &only(processor)).map_err(Error::new)
-}
-
-/// Has a process stay on one processor from its beginning.
-pub(crate) fn keep_on(command: &mut Command, processor: usize) {
-    let set = only(processor);
-    let before_exec = move || sched_setaffinity(None, &set).map_err(std::io::Error::from);
-    // SAFETY: it makes one system call, and neither allocates nor locks.
-    unsafe { command.pre_exec(before_exec) };
-}
-
-fn only(processor: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(processor);
-    set
+    sched_setaffinity(None, &set).map_err(Error::new)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::connection::info_field;
-use crate::process::{Signal, keep_on, signal, spawn};
+use crate::process::{Signal, signal, spawn};
 use crate::{Connection, Error, Result, SOON, comes_true, local};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -19,23 +19,17 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Setup {
     /// The server's binary.
     pub binary: PathBuf,
-    /// The module, if it shall load one.
-    pub module: Option<PathBuf>,
-    /// The arguments of the module.
-    pub module_args: Vec<String>,
     /// Options, as on the command line.
     pub options: Vec<String>,
     /// Environment variables.
     pub environment: Vec<(String, String)>,
-    /// Where it stores and logs; else in a directory of its own, which goes with
-    /// it unless a test fails.
+    /// Where it stores and logs; else in a directory of its own, which goes with it unless a
+    /// test fails.
     pub dir: Option<PathBuf>,
     /// The one processor that it shall run on.
     pub processor: Option<usize>,
     /// What its configuration file says at first.
     pub config: Option<String>,
-    /// Whether it shall be part of a cluster.
-    pub in_cluster: bool,
 }
 
 impl Setup {
@@ -47,10 +41,10 @@ impl Setup {
         }
     }
 
-    /// With this module.
-    pub fn module(mut self, module: impl Into<PathBuf>) -> Self {
-        self.module = Some(module.into());
-        self
+    /// With this module and its arguments.
+    pub fn module(self, module: impl AsRef<Path>, args: &[&str]) -> Self {
+        let module = module.as_ref().display().to_string();
+        self.options(&["--loadmodule", &module]).options(args)
     }
 
     /// With these options more.
@@ -65,57 +59,27 @@ impl Setup {
         self.options(&["--replicaof", &host, &port])
     }
 
-    /// With this environment variable.
-    pub fn environment(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.into(), value.into()));
-        self
-    }
-
     /// As a node that is in no cluster yet.
     pub fn in_a_cluster(self) -> Self {
-        let mut setup = self.options(&["--cluster-node-timeout", "10000"]);
-        setup.in_cluster = true;
-        setup
+        self.options(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "10000",
+        ])
     }
 
-    /// In this directory, which stays.
-    pub fn in_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.dir = Some(dir.into());
-        self
-    }
-}
-
-/// A running server, or one that has crashed. It ends with this, and with this
-/// process.
-pub struct Server {
-    /// What it is, from its next start on.
-    pub setup: Setup,
-    child: Option<Child>,
-    port: u16,
-    bus_port: u16,
-    dir: PathBuf,
-    own_dir: Option<TempDir>,
-}
-
-/// A port that nobody listens on right now.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(local(0))?.local_addr()?.port())
-}
-
-impl Server {
-    /// Starts a server, and waits until it has loaded its data.
-    pub fn start(setup: Setup) -> Result<Self> {
-        let own_dir = setup.dir.is_none().then(tempfile::tempdir).transpose()?;
-        let dir = match &own_dir {
-            Some(own) => own.path().to_owned(),
-            None => setup.dir.clone().unwrap_or_default(),
-        };
+    /// Starts the server, and waits until it has loaded its data.
+    pub fn start(self) -> Result<Server> {
+        let own_dir = self.dir.is_none().then(tempfile::tempdir).transpose()?;
+        let own = own_dir.as_ref().map(|own| own.path().to_owned());
+        let dir = self.dir.clone().or(own).unwrap_or_default();
         std::fs::create_dir_all(&dir)?;
-        if let Some(config) = &setup.config {
+        if let Some(config) = &self.config {
             std::fs::write(dir.join("server.conf"), config)?;
         }
-        let mut server = Self {
-            setup,
+        let mut server = Server {
+            setup: self,
             child: None,
             port: 0,
             bus_port: 0,
@@ -126,14 +90,36 @@ impl Server {
         for _ in 0..5 {
             server.port = free_port()?;
             server.bus_port = free_port()?;
-            match server.restart() {
-                Err(_) if server.log().contains("ddress already in use") => {}
+            match server.launch() {
+                Err(_) if server.finds_port_taken() => {}
                 started => return started.map(|()| server),
             }
         }
         Err(server.error("finds no free port"))
     }
+}
 
+/// A running server, or one that has crashed. It ends with this, and with this
+/// process.
+pub struct Server {
+    /// What it is, from its next start on.
+    pub setup: Setup,
+    /// The port where it listens.
+    pub port: u16,
+    /// The one where it listens to the other nodes of its cluster.
+    pub bus_port: u16,
+    /// Where it stores and logs.
+    pub dir: PathBuf,
+    child: Option<Child>,
+    own_dir: Option<TempDir>,
+}
+
+/// A port that nobody listens on right now.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(local(0))?.local_addr()?.port())
+}
+
+impl Server {
     fn error(&self, what: &str) -> Error {
         let dir = self.dir.display();
         Error::new(format!("the server of {dir} {what}:\n{}", self.log()))
@@ -141,17 +127,39 @@ impl Server {
 
     /// Starts it again on its port and its data, after a crash or with one.
     pub fn restart(&mut self) -> Result<()> {
+        // Its port may be somebody else's for a moment.
+        let mut launched = Ok(());
+        comes_true(SOON, || {
+            launched = self.launch();
+            launched.is_ok() || !self.finds_port_taken()
+        });
+        launched
+    }
+
+    fn finds_port_taken(&self) -> bool {
+        self.log().contains("ddress already in use")
+    }
+
+    fn launch(&mut self) -> Result<()> {
         self.crash();
         let log = self.log_path();
         let log = File::options().create(true).append(true).open(log)?;
         let setup = &self.setup;
         let mut command = Command::new(&setup.binary);
+        if let Some(processor) = setup.processor {
+            command = Command::new("taskset");
+            command
+                .args(["--cpu-list", &processor.to_string()])
+                .arg(&setup.binary);
+        }
         if setup.config.is_some() {
             command.arg(self.dir.join("server.conf"));
         }
         command
             .envs(setup.environment.iter().cloned())
             .args(["--port", &self.port.to_string()])
+            // The bus would be ten thousand ports higher, which may not exist.
+            .args(["--cluster-port", &self.bus_port.to_string()])
             .args(["--bind", "127.0.0.1", "--save", ""])
             // Sentinels come from another address of this machine.
             .args(["--protected-mode", "no"])
@@ -161,18 +169,6 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if setup.in_cluster {
-            // The bus would be ten thousand ports higher, which may not exist.
-            let bus = self.bus_port.to_string();
-            command.args(["--cluster-enabled", "yes", "--cluster-port", &bus]);
-        }
-        if let Some(module) = &setup.module {
-            command.arg("--loadmodule").arg(module);
-            command.args(&setup.module_args);
-        }
-        if let Some(processor) = setup.processor {
-            keep_on(&mut command, processor);
-        }
         self.child = Some(spawn(command)?);
         let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline && self.is_running() {
@@ -212,12 +208,6 @@ impl Server {
     pub fn forget(&mut self) {
         // Without an append-only file there is nothing to remove.
         let _ = std::fs::remove_dir_all(self.dir.join("appendonlydir"));
-    }
-
-    /// Has it end in good order.
-    pub fn shut_down(&mut self) -> Result<ExitStatus> {
-        self.signal(Signal::TERM)?;
-        self.await_end()
     }
 
     /// Waits until it has ended by itself.
@@ -272,8 +262,8 @@ impl Server {
     }
 
     /// Starts a replica of this server and waits until it is connected.
-    pub fn replica(&self, setup: Setup) -> Result<Self> {
-        let replica = Self::start(setup.replica_of(self.addr()))?;
+    pub fn replica_with(&self, setup: Setup) -> Result<Self> {
+        let replica = setup.replica_of(self.addr()).start()?;
         replica.await_link()?;
         Ok(replica)
     }
@@ -288,24 +278,9 @@ impl Server {
         local(self.port)
     }
 
-    /// The port where it listens.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Where it listens to the other nodes of its cluster.
-    pub fn bus_addr(&self) -> SocketAddr {
-        local(self.bus_port)
-    }
-
     /// The number of its process, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
-    }
-
-    /// Where it stores and logs.
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     fn log_path(&self) -> PathBuf {

@@ -23,28 +23,20 @@ impl Told {
     /// What a connection heard, if it is such a message: in RESP3 it is pushed, and in
     /// RESP2 a reply of three words.
     pub fn of(heard: &Value) -> Option<Self> {
-        match heard {
+        let is_message =
+            |word: &Value| matches!(word, Value::BulkString(it) if it.ends_with(b"message"));
+        let data = match heard {
             Value::Push {
                 kind: PushKind::Message | PushKind::SMessage,
                 data,
-            } => Self::of_push(data),
-            Value::Array(words) => match &words[..] {
-                [Value::BulkString(kind), data @ ..] if kind.ends_with(b"message") => {
-                    Self::of_push(data)
-                }
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    pub(crate) fn of_push(data: &[Value]) -> Option<Self> {
-        match data {
-            [Value::BulkString(channel), Value::BulkString(message)] => {
-                Self::parse(channel, message)
-            }
-            _ => None,
-        }
+            } => data,
+            Value::Array(words) if words.first().is_some_and(is_message) => &words[1..],
+            _ => return None,
+        };
+        let [Value::BulkString(channel), Value::BulkString(message)] = data else {
+            return None;
+        };
+        Self::parse(channel, message)
     }
 
     /// The token of a grant, which it has to be.

@@ -5,12 +5,12 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Connection, Play, Server, Setup, TestServer, Wait, binary, local};
+use redis_lock_testing::{Connection, Play, Server, Setup, binary, local};
 
 #[test]
 fn a_crash_leaves_the_data_until_it_is_to_forget() {
     let options = ["--appendonly", "yes", "--appendfsync", "always"];
-    let mut server = Server::start(Setup::of(binary()).options(&options)).unwrap();
+    let mut server = Setup::of(binary()).options(&options).start().unwrap();
     let value = |server: &Server| server.connect().unwrap().call(&["GET", "key"]).unwrap();
     let set = server.connect().unwrap().call(&["SET", "key", "value"]);
     assert_eq!(set.unwrap(), Value::Okay);
@@ -39,13 +39,10 @@ fn a_reply_that_comes_in_pieces_is_read_in_pieces() {
     server.write_all(b"c\r\n:3\r\n:4\r\n").unwrap();
     let both = Value::Array(vec![Value::Int(12), Value::BulkString(b"abc".to_vec())]);
     for reply in [both, Value::Int(3), Value::Int(4)] {
-        let Wait::Replied(next) = connection.wait(|| true) else {
-            panic!("no reply");
-        };
-        assert_eq!(next, reply);
+        assert_eq!(connection.wait(1, || true).unwrap(), Some(reply));
     }
     drop(server);
-    assert!(matches!(connection.wait(|| true), Wait::Closed));
+    assert!(connection.wait(1, || true).is_err());
 }
 
 #[test]
@@ -54,7 +51,7 @@ fn a_line_of_a_play_that_does_not_come_true_ends_it() {
     let expects = |reply: &str| {
         let line = format!("{setting}{reply}");
         let played = std::panic::catch_unwind(|| {
-            let mut play = Play::on(TestServer::start_plain(&[]));
+            let mut play = Play::on(Server::start_plain(&[]));
             play.run(&line);
         });
         played.is_ok()

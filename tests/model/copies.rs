@@ -6,8 +6,7 @@ use std::process::Command;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Result, SOON, Server, Setup, TestServer, binary, comes_true, eventually, module,
-    reply_text, status,
+    Client, Result, SOON, Server, Setup, binary, comes_true, eventually, module, reply_text, status,
 };
 
 use crate::commands::DATABASES;
@@ -30,7 +29,7 @@ impl Kind {
     fn setup(&self) -> Setup {
         let setup = Setup::of(&self.binary).options(&["--enable-debug-command", "yes"]);
         match &self.module {
-            Some(module) => setup.module(module),
+            Some(module) => setup.module(module, &[]),
             None => setup,
         }
     }
@@ -89,7 +88,7 @@ impl Data {
 }
 
 /// The keys whose time is not over. What else is there, only the digest tells.
-pub fn keys(server: &TestServer) -> DbKeys {
+pub fn keys(server: &Server) -> DbKeys {
     let mut client = server.client();
     let of_database = |db| {
         assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
@@ -130,13 +129,13 @@ impl Replicas {
     pub fn of(server: &Server) -> Self {
         let start = |kind: Kind| {
             let what = format!("replica, {}", kind.name());
-            started(what, server.replica(kind.setup()))
+            started(what, server.replica_with(kind.setup()))
         };
         Self(kinds().into_iter().filter_map(start).collect())
     }
 
     /// Checks that each of them has what the server has.
-    pub fn check(&self, server: &TestServer) {
+    pub fn check(&self, server: &Server) {
         let keys = keys(server);
         let expected = Data::of(server, &keys);
         let copies = self.0.iter();
@@ -166,7 +165,7 @@ fn started(what: String, server: Result<Server>) -> Option<Copy> {
 }
 
 /// Checks that each server that loads the AOF or the RDB file has what the server has.
-pub fn check_files(server: &TestServer) {
+pub fn check_files(server: &Server) {
     let keys = keys(server);
     let expected = Data::of(server, &keys);
     println!("{}, {} keys", expected.digest, keys.len());
@@ -177,15 +176,13 @@ pub fn check_files(server: &TestServer) {
     });
     for (name, file, is_aof) in [("AOF", "appendonlydir", "yes"), ("RDB", "dump.rdb", "no")] {
         for (number, kind) in kinds().into_iter().enumerate() {
-            let folder = server.dir().join(format!("{name}-{number}"));
+            let folder = server.dir.join(format!("{name}-{number}"));
             fs::create_dir(&folder).unwrap();
-            copy(&server.dir().join(file), &folder);
-            let setup = kind
-                .setup()
-                .options(&["--appendonly", is_aof])
-                .in_dir(folder);
+            copy(&server.dir.join(file), &folder);
+            let mut setup = kind.setup().options(&["--appendonly", is_aof]);
+            setup.dir = Some(folder);
             let what = format!("{name}, {}", kind.name());
-            if let Some(copy) = started(what, Server::start(setup)) {
+            if let Some(copy) = started(what, setup.start()) {
                 copy.assert_has(&keys, &expected);
                 println!("{}: the same", copy.what);
             }

@@ -34,7 +34,7 @@ use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::WaitEnd;
 use redis_lock_testing::scene::shown;
 use redis_lock_testing::{
-    Client, Clock, SOON, TestServer, Told, comes_true, eventually, int, status,
+    Client, Clock, SOON, Server, Told, comes_true, eventually, int, pack, status,
 };
 use replies::{Counters, Expect, counters, listing, sentence};
 
@@ -60,7 +60,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn open(server: &TestServer, db: usize) -> Self {
+    fn open(server: &Server, db: usize) -> Self {
         let mut client = server.client();
         assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
         let info = client.bulk("CLIENT INFO");
@@ -78,7 +78,7 @@ impl Connection {
 
     fn send(&mut self, words: &[Vec<u8>]) {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        self.client.send_words(&words);
+        self.client.send_bytes(&pack(&words));
     }
 }
 
@@ -87,8 +87,8 @@ struct Run {
     step: u64,
     /// When the next step begins, in milliseconds since 1970.
     next_ms: i64,
-    server: TestServer,
-    replica: TestServer,
+    server: Server,
+    replica: Server,
     /// Each server's.
     clocks: [Clock; 2],
     connections: Vec<Connection>,
@@ -688,7 +688,7 @@ fn number_from_env(name: &str) -> Option<u64> {
 
 /// Where a module listens to what happens to keys.
 fn copy_moves_the_client() -> bool {
-    let server = TestServer::start();
+    let server = Server::start();
     let (mut client, mut observer) = (server.client(), server.client());
     let id = client.int("CLIENT ID");
     client.call("SET a 1");

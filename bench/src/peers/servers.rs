@@ -147,11 +147,9 @@ impl Server {
             _ => {
                 let mut setup = match kind {
                     Kind::Redis | Kind::Replicated => Setup::of(subject.server()),
-                    _ => subject.with_module()?,
+                    Kind::ReplicatedWithModule => subject.with_module(&["min-replicas", "1"])?,
+                    _ => subject.with_module(&[])?,
                 };
-                if kind == Kind::ReplicatedWithModule {
-                    setup.module_args = ["min-replicas", "1"].map(String::from).into();
-                }
                 let most = (3 * clients + 100).to_string();
                 setup = setup.options(&["--maxclients", &most, "--save", ""]);
                 if durable {
@@ -160,9 +158,11 @@ impl Server {
                 // A replica is another machine's work: not on the server's processor.
                 let replica = setup.clone();
                 setup.processor = Some(processor);
-                let server = testing::Server::start(setup)?;
+                let server = setup.start()?;
                 let replicated = [Kind::Replicated, Kind::ReplicatedWithModule].contains(&kind);
-                let replica = replicated.then(|| server.replica(replica)).transpose()?;
+                let replica = replicated
+                    .then(|| server.replica_with(replica))
+                    .transpose()?;
                 return Ok(Self {
                     port: server.addr().port(),
                     process: Process::Redis(Box::new(server)),

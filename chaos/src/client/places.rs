@@ -3,7 +3,6 @@
 //! Through the proxy a message may be lost, and a request that is sent again is another one.
 //! Else it keeps its place, and its end is told.
 
-use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
@@ -137,7 +136,7 @@ impl Client {
     ) -> Option<(Nanos, Outcome)> {
         loop {
             let connected = self.connection.as_mut()?;
-            match connected.ears.as_mut()?.connection.next_now() {
+            match connected.ears.as_mut()?.connection.next_within(LOOK_EVERY) {
                 Ok(Some(heard)) => {
                     if let Some(told) = Told::of(&heard) {
                         return Some((clock::now(), outcome_of_place(&told)));
@@ -149,7 +148,6 @@ impl Client {
             if self.is_deaf() || !patient(self) {
                 return None;
             }
-            thread::sleep(LOOK_EVERY);
         }
     }
 

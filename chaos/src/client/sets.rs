@@ -22,7 +22,7 @@
 
 use rand::RngExt;
 use redis::Value;
-use redis_lock_testing::{Wait, reply_text};
+use redis_lock_testing::reply_text;
 
 use super::Client;
 use super::holds::{Hold, LAST_WAIT};
@@ -121,11 +121,8 @@ impl Client {
         let mut connected = self.connected();
         let patience_ms = self.shared.protection.response_ms() + ACKNOWLEDGED_MS;
         let deadline = clock::now() + patience_ms * MS;
-        connected.connection.send(words).ok()?;
-        let wait = connected.connection.wait(|| clock::now() < deadline);
-        let Wait::Replied(reply) = wait else {
-            return None;
-        };
+        let patient = || clock::now() < deadline;
+        let reply = connected.connection.call_while(words, patient)?;
         let is_refused = matches!(&reply, Value::ServerError(error) if error.code() != "NOTHELD");
         self.connection = (!is_refused).then_some(connected);
         Some(reply)

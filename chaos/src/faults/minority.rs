@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use redis_lock_testing::{Fate, SOON, comes_true};
+use redis_lock_testing::Fate;
 
 use crate::client::LEASE_MS_MAX;
 use crate::clock;
@@ -162,10 +162,8 @@ impl Minority {
 fn heal(fleet: &mut Fleet, wound: &Wound) -> Result<(), String> {
     let server = &mut fleet.nodes[wound.server].server;
     if wound.kind == KILLED {
-        // Its port may be somebody else's for a moment. It comes back empty.
-        if !comes_true(SOON, || server.restart().is_ok()) {
-            server.restart()?;
-        }
+        // It comes back empty.
+        server.restart()?;
     } else {
         let examined = server.examine();
         examined.map_err(|error| format!("{error}, while it was {}", wound.kind))?;

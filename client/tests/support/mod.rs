@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{ClientBuilder, Error, Lock, LockClient, LockGuard};
-use redis_lock_testing::{Client, Cluster, Proxy, SOON, TestServer, tag};
+use redis_lock_testing::{Client, Cluster, Proxy, SOON, Server, tag};
 use tokio::task::JoinHandle;
 
 /// What a random test is run with.
@@ -18,7 +18,7 @@ pub const SEEDS: [u64; 2] = [1, 2];
 pub const IMPATIENT: Duration = Duration::from_millis(100);
 
 /// The address of a server.
-pub fn url(server: &TestServer) -> String {
+pub fn url(server: &Server) -> String {
     format!("redis://{}", server.addr())
 }
 
@@ -28,26 +28,26 @@ pub fn way(proxy: &Proxy) -> String {
 }
 
 /// A client of a server.
-pub async fn connect(server: &TestServer) -> LockClient {
+pub async fn connect(server: &Server) -> LockClient {
     LockClient::connect(url(server)).await.unwrap()
 }
 
 /// A server and its client.
-pub async fn start() -> (TestServer, LockClient) {
-    let server = TestServer::start();
+pub async fn start() -> (Server, LockClient) {
+    let server = Server::start();
     let client = connect(&server).await;
     (server, client)
 }
 
 /// A server, a proxy before it, and a client behind that.
-pub async fn start_behind_a_proxy() -> (TestServer, Proxy, LockClient) {
-    let server = TestServer::start();
+pub async fn start_behind_a_proxy() -> (Server, Proxy, LockClient) {
+    let server = Server::start();
     let (proxy, client) = behind_a_proxy(&server).await;
     (server, proxy, client)
 }
 
 /// A client of a server whose leases are so long.
-pub async fn connect_with_leases(server: &TestServer, lease: Duration) -> LockClient {
+pub async fn connect_with_leases(server: &Server, lease: Duration) -> LockClient {
     let builder = LockClient::builder().default_lease(lease);
     builder.connect(url(server)).await.unwrap()
 }
@@ -59,21 +59,21 @@ pub async fn connect_through(proxy: &Proxy, response: Duration) -> LockClient {
 }
 
 /// A client behind a new proxy.
-pub async fn behind_a_proxy(server: &TestServer) -> (Proxy, LockClient) {
+pub async fn behind_a_proxy(server: &Server) -> (Proxy, LockClient) {
     let proxy = Proxy::to(server.addr()).unwrap();
     let client = LockClient::connect(way(&proxy)).await.unwrap();
     (proxy, client)
 }
 
 /// The address of a server for a user who may do all but what these rules take.
-pub fn url_as(server: &TestServer, user: &str, rules: &str) -> String {
+pub fn url_as(server: &Server, user: &str, rules: &str) -> String {
     let acl = format!("ACL SETUSER {user} on >secret ~* &* +@all {rules}");
     server.client().call(acl.trim());
     format!("redis://{user}:secret@{}", server.addr())
 }
 
 /// A client that may not subscribe, so that each of its waits blocks a connection.
-pub async fn connect_blocking(server: &TestServer, builder: ClientBuilder) -> LockClient {
+pub async fn connect_blocking(server: &Server, builder: ClientBuilder) -> LockClient {
     let url = url_as(server, "blocking", "resetchannels");
     builder.connect(url).await.unwrap()
 }
@@ -120,7 +120,7 @@ pub fn give_back(stranger: &mut Client, key: &str) {
 pub type Waiting = JoinHandle<Result<LockGuard, Error>>;
 
 /// Has an acquire wait on the server, behind this many others.
-pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
+pub async fn queue(server: &Server, lock: &Lock, behind: i64) -> Waiting {
     let waiting = tokio::spawn(lock.acquire());
     waiters(server, behind + 1).await;
     waiting
@@ -135,7 +135,7 @@ pub fn granted(waiting: Waiting) -> impl Future<Output = LockGuard> {
 
 /// Waits until this many wait on the server.
 #[track_caller]
-pub fn waiters(server: &TestServer, count: i64) -> impl Future<Output = ()> {
+pub fn waiters(server: &Server, count: i64) -> impl Future<Output = ()> {
     eventually(&format!("{count} wait"), move || {
         server.connect().unwrap().info("lock_waiters").ok() == Some(count)
     })
@@ -143,7 +143,7 @@ pub fn waiters(server: &TestServer, count: i64) -> impl Future<Output = ()> {
 
 /// Waits until a lock is free.
 #[track_caller]
-pub fn free(server: &TestServer, key: &str) -> impl Future<Output = ()> {
+pub fn free(server: &Server, key: &str) -> impl Future<Output = ()> {
     let mut observer = server.client();
     let exists = format!("EXISTS {key}");
     eventually(&format!("{key} is free"), move || {
@@ -152,7 +152,7 @@ pub fn free(server: &TestServer, key: &str) -> impl Future<Output = ()> {
 }
 
 /// Checks that a client has left nothing once all is done in the background.
-pub async fn assert_nothing_left(server: &TestServer, client: &LockClient) {
+pub async fn assert_nothing_left(server: &Server, client: &LockClient) {
     soon("all is done in the background", client.flush()).await;
     let mut observer = server.client();
     let keys = observer.call("KEYS *");

@@ -7,11 +7,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{SOON, Signal, TestServer, end_with_us, eventually, signal};
+use redis_lock_testing::{SOON, Server, Signal, end_with_us, eventually, signal};
 use tempfile::TempDir;
 
 /// `lockctl` for this server.
-pub fn lockctl(server: &TestServer) -> Command {
+pub fn lockctl(server: &Server) -> Command {
     let mut command = heedful(env!("CARGO_BIN_EXE_lockctl"));
     command
         .env("REDIS_URL", format!("redis://{}", server.addr()))
@@ -59,7 +59,7 @@ pub struct Script {
 
 impl Script {
     /// Starts it.
-    pub fn start(server: &TestServer, options: &[&str], script: &str) -> Self {
+    pub fn start(server: &Server, options: &[&str], script: &str) -> Self {
         Self::start_by(lockctl(server), options, script)
     }
 
@@ -72,7 +72,7 @@ impl Script {
 
     /// Starts it, with this stderr.
     pub fn start_telling(
-        server: &TestServer,
+        server: &Server,
         options: &[&str],
         script: &str,
         stderr: impl Into<Stdio>,
@@ -104,7 +104,7 @@ impl Script {
 
     /// Starts it and waits until it has written the file `ready`.
     #[track_caller]
-    pub fn start_and_await(server: &TestServer, options: &[&str], script: &str) -> Self {
+    pub fn start_and_await(server: &Server, options: &[&str], script: &str) -> Self {
         let script = Self::start(server, options, script);
         eventually("the script runs", || script.path("ready").exists());
         script

@@ -1,12 +1,13 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use redis::{PushKind, Value};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
+use super::scene;
 use crate::{Connection, Told, pack, reply_text};
 
 /// An integer reply.
@@ -84,11 +85,6 @@ impl Client {
         self.send_bytes(&pack(&words));
     }
 
-    /// Sends a command of any bytes.
-    pub fn send_words(&mut self, words: &[&[u8]]) {
-        self.send_bytes(&pack(words));
-    }
-
     /// Sends bytes as they are.
     pub fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that has gone shows when its reply is read.
@@ -111,14 +107,15 @@ impl Client {
         }
     }
 
-    /// Subscribes, by `SUBSCRIBE` or another such command.
+    /// Subscribes in RESP3, by `SUBSCRIBE` or another such command.
     #[track_caller]
     pub fn subscribe(&mut self, command: &str) {
         use PushKind::{PSubscribe, SSubscribe, Subscribe};
+        self.call("HELLO 3");
         self.send(command);
-        let (kind, data) = self.pushed();
-        let is_it = matches!(kind, Subscribe | SSubscribe | PSubscribe);
-        assert!(is_it, "{command}: {kind:?} {data:?}");
+        let pushed = self.pushed();
+        let is_it = matches!(pushed.0, Subscribe | SSubscribe | PSubscribe);
+        assert!(is_it, "{command}: {pushed:?}");
     }
 
     /// The next that is pushed.
@@ -147,8 +144,7 @@ impl Client {
     /// The same, or none if none comes.
     #[track_caller]
     pub(super) fn try_told(&mut self) -> Option<Told> {
-        let (_, data) = self.try_pushed()?;
-        Some(read(&data))
+        self.try_pushed().map(read)
     }
 
     /// The next message, which tells this owner of a grant. Returns its token.
@@ -163,7 +159,7 @@ impl Client {
     #[track_caller]
     pub fn told_so_far(&mut self) -> Vec<Told> {
         assert_eq!(self.call("PING"), status("PONG"));
-        self.pushed.drain(..).map(|(_, data)| read(&data)).collect()
+        self.pushed.drain(..).map(read).collect()
     }
 
     /// Sends a command and reads its reply.
@@ -176,7 +172,7 @@ impl Client {
     /// As [`Client::call`], for any bytes.
     #[track_caller]
     pub fn words(&mut self, words: &[&[u8]]) -> Value {
-        self.send_words(words);
+        self.send_bytes(&pack(words));
         self.reply()
     }
 
@@ -206,12 +202,11 @@ impl Client {
     /// The next reply, which must be an error.
     #[track_caller]
     pub fn reply_error(&mut self) -> String {
-        match self.reply() {
-            Value::ServerError(error) => {
-                format!("{} {}", error.code(), error.details().unwrap_or_default())
-            }
-            other => panic!("{other:?} is no error"),
-        }
+        let shown = scene::shown(&self.reply());
+        let error = shown.strip_prefix('!');
+        error
+            .unwrap_or_else(|| panic!("{shown} is no error"))
+            .into()
     }
 
     /// A number from `INFO`.
@@ -237,48 +232,31 @@ impl Client {
     /// them, of 40 KB each, stay.
     #[track_caller]
     pub fn assert_memory_back(&mut self, before: i64) {
-        let mut now = i64::MAX;
         let back = "used_memory is back where it was";
-        super::eventually_within(std::time::Duration::from_secs(180), back, || {
-            if now < i64::MAX {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-            now = self.used_memory();
-            now <= before + 128 * 1024
+        super::eventually_within(Duration::from_secs(180), back, || {
+            std::thread::sleep(Duration::from_millis(100));
+            self.used_memory() <= before + 128 * 1024
         });
     }
 }
 
-/// Tells which of several clients got something to read first. The kernel keeps
-/// a list of those that can be read, in the order in which they came to be.
-pub struct Arrivals {
-    epoll: OwnedFd,
-    count: usize,
-}
-
-impl Arrivals {
-    /// Watches clients that have nothing to read yet.
-    pub fn at(clients: &[Client]) -> Self {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        for (client, n) in clients.iter().zip(0..) {
-            let data = epoll::EventData::new_u64(n);
-            epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
-        }
-        let count = clients.len();
-        Self { epoll, count }
+/// Which of these clients get something to read while this is done, by their places in the
+/// slice, first come first: the kernel keeps a list of those that can be read, in the order
+/// in which they came to be.
+pub fn arrivals(clients: &[Client], done: impl FnOnce()) -> Vec<u64> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    for (client, n) in clients.iter().zip(0..) {
+        let data = epoll::EventData::new_u64(n);
+        epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
     }
-
-    /// Their places in the slice, first come first. All must have come.
-    #[track_caller]
-    pub fn in_order(self) -> Vec<u64> {
-        let mut events = Vec::with_capacity(self.count);
-        epoll::wait(&self.epoll, spare_capacity(&mut events), None).unwrap();
-        assert_eq!(events.len(), self.count, "not all have come");
-        events.iter().map(|event| event.data.u64()).collect()
-    }
+    done();
+    let mut events = Vec::with_capacity(clients.len());
+    epoll::wait(&epoll, spare_capacity(&mut events), None).unwrap();
+    events.iter().map(|event| event.data.u64()).collect()
 }
 
 #[track_caller]
-fn read(data: &[Value]) -> Told {
-    Told::of_push(data).unwrap_or_else(|| panic!("{data:?} is no message"))
+fn read((kind, data): (PushKind, Vec<Value>)) -> Told {
+    let pushed = Value::Push { kind, data };
+    Told::of(&pushed).unwrap_or_else(|| panic!("{pushed:?} is no message"))
 }

@@ -1,24 +1,27 @@
 //! A wall clock of the servers' own, which a test can set.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::TestServer;
+use crate::{Server, Setup};
 
 const SOURCE: &str = include_str!("clock/settable.c");
 
 /// The wall clock of those processes that are started with it.
 pub struct Clock {
-    folder: TempDir,
-    setting: std::fs::File,
+    /// What has a process go by this clock.
+    pub environment: [(String, String); 2],
+    setting: File,
+    _folder: TempDir,
 }
 
 /// Where in the file each number is, in bytes.
 const AHEAD_US: u64 = 0;
 const STANDS_AT_US: u64 = 8;
-const LENGTH: usize = 16;
+const LENGTH: u64 = 16;
 
 impl Clock {
     /// A clock that shows the right time. It is a library in C, which is built here.
@@ -34,35 +37,29 @@ impl Clock {
             .unwrap();
         let complaint = String::from_utf8_lossy(&built.stderr);
         assert!(built.status.success(), "no clock: {complaint}");
-        std::fs::write(path("setting"), [0; LENGTH]).unwrap();
-        let mut setting = std::fs::File::options();
-        let setting = setting.read(true).write(true).open(path("setting"));
+        let setting = File::create(path("setting")).unwrap();
+        setting.set_len(LENGTH).unwrap();
+        let variable = |name: &str, file| (name.into(), path(file).display().to_string());
         Self {
-            setting: setting.unwrap(),
-            folder,
+            environment: [
+                variable("LD_PRELOAD", "settable.so"),
+                variable("SETTABLE_CLOCK", "setting"),
+            ],
+            setting,
+            _folder: folder,
         }
     }
 
     /// A server with the module that goes by this clock.
-    pub fn server(&self) -> TestServer {
+    pub fn server(&self) -> Server {
         self.server_with(&[])
     }
 
     /// The same, with these options, as on its command line.
-    pub fn server_with(&self, options: &[&str]) -> TestServer {
-        let mut setup = TestServer::setup().options(options);
-        setup.environment.extend(self.environment());
-        TestServer::launch(setup)
-    }
-
-    /// What has a process go by this clock.
-    pub fn environment(&self) -> [(String, String); 2] {
-        let path = |name| self.folder.path().join(name).to_str().unwrap().to_owned();
-        let variable = |name: &str, file| (name.to_owned(), path(file));
-        [
-            variable("LD_PRELOAD", "settable.so"),
-            variable("SETTABLE_CLOCK", "setting"),
-        ]
+    pub fn server_with(&self, options: &[&str]) -> Server {
+        let mut setup = Setup::tested().options(options);
+        setup.environment.extend(self.environment.clone());
+        setup.start().unwrap()
     }
 
     /// Sets the clock this many seconds ahead of the right time.

@@ -19,14 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A thread on each processor that only sleeps, again and again. Where one is
 /// woken late, so may be anybody else.
 pub struct Control {
-    sleepers: Vec<Arc<Mutex<Sleeper>>>,
+    sleepers: Vec<Sleeper>,
 }
 
-struct Sleeper {
-    awake: Instant,
-    /// From when to when it slept much too long.
-    stalls: Vec<(Instant, Instant)>,
-}
+/// From when to when it slept: where that took much too long, and its last sleep.
+type Sleeper = Arc<Mutex<Vec<(Instant, Instant)>>>;
 
 impl Control {
     /// Starts the threads. They end with this.
@@ -39,41 +36,36 @@ impl Control {
     /// The longest time that one of them overslept between two moments.
     pub fn stalled(&self, from: Instant, to: Instant) -> Duration {
         let stalls = self.sleepers.iter().map(|sleeper| {
-            loop {
-                let sleeper = sleeper.lock().unwrap();
-                if sleeper.awake >= to {
-                    let stalls = sleeper.stalls.iter();
-                    let within = stalls.filter(|stall| stall.0 < to && stall.1 > from);
-                    return within.map(|stall| stall.1 - stall.0 - TICK).max();
-                }
-                drop(sleeper);
+            let slept_until = || sleeper.lock().unwrap().last().map(|sleep| sleep.1);
+            while slept_until() < Some(to) {
                 thread::sleep(TICK);
             }
+            let sleeps = sleeper.lock().unwrap();
+            let within = sleeps.iter().filter(|sleep| sleep.0 < to && sleep.1 > from);
+            let overslept = within.map(|sleep| (sleep.1 - sleep.0).saturating_sub(TICK));
+            overslept.max()
         });
         stalls.max().flatten().unwrap_or_default()
     }
 }
 
-fn sleep_on(processor: usize) -> Arc<Mutex<Sleeper>> {
-    let sleeper = Arc::new(Mutex::new(Sleeper {
-        awake: Instant::now(),
-        stalls: Vec::new(),
-    }));
-    let noted = Arc::downgrade(&sleeper);
+fn sleep_on(processor: usize) -> Sleeper {
+    let sleeps = Arc::new(Mutex::new(vec![(Instant::now(), Instant::now())]));
+    let noted = Arc::downgrade(&sleeps);
     thread::spawn(move || {
         // It may have been taken from us meanwhile. Then another will do.
         let _ = stay_on(processor);
-        while let Some(noted) = noted.upgrade() {
+        while let Some(sleeps) = noted.upgrade() {
             thread::sleep(TICK);
-            let mut noted = noted.lock().unwrap();
-            let before = std::mem::replace(&mut noted.awake, Instant::now());
-            if noted.awake - before > 2 * TICK {
-                let stall = (before, noted.awake);
-                noted.stalls.push(stall);
+            let mut sleeps = sleeps.lock().unwrap();
+            let (begun, ended) = sleeps[sleeps.len() - 1];
+            if ended - begun <= 2 * TICK {
+                sleeps.pop();
             }
+            sleeps.push((ended, Instant::now()));
         }
     });
-    sleeper
+    sleeps
 }
 
 /// Judges how promptly things happen. What is late counts only if the machine

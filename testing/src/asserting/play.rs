@@ -40,21 +40,24 @@
 //! `$name+9` if it is a number. Where none is given, any will do that is no error.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::repeat;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
+use regex::{Captures, Regex};
 
-use super::{Client, MovingSlot, TestServer, scene};
-use crate::{SOON, comes_true, pack};
+use super::{Client, Cluster, scene, slot, tag};
+use crate::{SOON, Server, comes_true, pack};
 
 /// A scene on a server.
 pub struct Play {
     /// The server.
-    pub server: TestServer,
+    pub server: Server,
     /// Others, by their names.
-    pub others: BTreeMap<String, TestServer>,
+    pub others: BTreeMap<String, Server>,
     observer: Client,
     actors: BTreeMap<String, Actor>,
     /// What tokens and texts are called.
@@ -70,7 +73,7 @@ struct Actor {
 }
 
 impl Actor {
-    fn of(server: &TestServer) -> Self {
+    fn of(server: &Server) -> Self {
         let mut client = server.client();
         Self {
             id: client.int("CLIENT ID"),
@@ -80,6 +83,9 @@ impl Actor {
     }
 }
 
+/// A name, and what is to be added to it.
+static NAME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\$(\w+)(?:\+(\d+))?").unwrap());
+
 /// How many lines are shown of a scene that fails.
 const SHOWN: usize = 40;
 
@@ -87,9 +93,9 @@ const SHOWN: usize = 40;
 pub type Seen = Result<(), String>;
 
 impl Deref for Play {
-    type Target = TestServer;
+    type Target = Server;
 
-    fn deref(&self) -> &TestServer {
+    fn deref(&self) -> &Server {
         &self.server
     }
 }
@@ -98,12 +104,12 @@ impl Play {
     /// On a new server.
     #[track_caller]
     pub fn start() -> Self {
-        Self::on(TestServer::start())
+        Self::on(Server::start())
     }
 
     /// On this server.
     #[track_caller]
-    pub fn on(server: TestServer) -> Self {
+    pub fn on(server: Server) -> Self {
         Self {
             observer: server.client(),
             server,
@@ -153,7 +159,7 @@ impl Play {
     #[track_caller]
     pub fn assert_all_sound(&self) {
         self.server.assert_sound();
-        self.others.values().for_each(TestServer::assert_sound);
+        self.others.values().for_each(Server::assert_sound);
     }
 
     /// The connection of this name.
@@ -166,7 +172,8 @@ impl Play {
     /// The slot `$slot` of `$key` is to move from node 0 to node 1.
     #[track_caller]
     pub fn moving() -> Self {
-        let MovingSlot { cluster, slot, key } = MovingSlot::start();
+        let cluster = Cluster::start();
+        let tag = tag(|slot| slot < 5000, 0);
         let mut nodes = cluster.nodes.into_iter();
         let mut play = Self::on(nodes.next().unwrap());
         for (name, node) in ["n1", "n2"].into_iter().zip(nodes) {
@@ -175,7 +182,8 @@ impl Play {
         for (nth, id) in cluster.ids.into_iter().enumerate() {
             play.name(&format!("id{nth}"), id);
         }
-        play.name("slot", slot.to_string()).name("key", key);
+        play.name("slot", slot(&tag).to_string());
+        play.name("key", format!("lock:{{{tag}}}"));
         play
     }
 
@@ -252,99 +260,81 @@ impl Play {
 
     #[track_caller]
     fn line(&mut self, line: &str) -> Seen {
-        match line {
-            "settled" => scene::settle(&self.server),
-            "sound" => self.assert_all_sound(),
-            _ if line.starts_with("in step") => {
+        let line = self.with_names(line);
+        let words: Vec<&str> = line.split(' ').collect();
+        let rest = line.splitn(3, ' ').nth(2).unwrap_or_default();
+        let server = |name: &str| self.others.get(name).unwrap_or(&self.server);
+        match words[..] {
+            ["settled"] => scene::settle(&self.server),
+            ["sound"] => self.assert_all_sound(),
+            ["in", "step", ..] => {
                 self.assert_all_sound();
-                let replica = line.strip_prefix("in step with ").unwrap_or("r");
-                self.server.assert_same_data(&self.others[replica]);
+                let replica = words.get(3).unwrap_or(&"r");
+                self.server.assert_same_data(&self.others[*replica]);
             }
-            _ if line.starts_with("crash") => {
+            ["crash", ..] => {
                 self.actors.clear();
                 self.server.crash();
                 // It is the passing of time that is meant.
-                let ms = line
-                    .strip_prefix("crash for ")
-                    .map_or(0, |ms| ms.parse().unwrap());
+                let ms = words.get(2).map_or(0, |ms| ms.parse().unwrap());
                 std::thread::sleep(Duration::from_millis(ms));
-                self.server.restart();
+                self.server.restart().unwrap();
                 self.observer = self.server.client();
             }
-            _ => return self.words(line),
-        }
-        Ok(())
-    }
-
-    #[track_caller]
-    fn words(&mut self, line: &str) -> Seen {
-        let line = self.with_names(line);
-        let [who, what, rest] = {
-            let mut words = line.splitn(3, ' ');
-            [(); 3].map(|()| words.next().unwrap_or_default())
-        };
-        let parts: Vec<&str> = rest.split(" | ").collect();
-        let named = self.others.get(who).unwrap_or(&self.server);
-        match what {
-            ">" | ">>" => {
-                let (commands, replies) = rest.split_once(" -> ").unwrap_or((rest, ""));
-                let commands: Vec<&str> = commands.split(" | ").collect();
-                let replies: Vec<&str> = replies.split(" | ").collect();
-                assert!(replies == [""] || replies.len() == commands.len(), "{line}");
-                return self.call(who, what == ">>", &commands, &replies);
+            ["logged", ..] => {
+                let logged = line.strip_prefix("logged ").unwrap();
+                let is_logged = comes_true(SOON, || self.server.log().contains(logged));
+                return is_logged.then_some(()).ok_or_else(|| self.server.log());
             }
-            "<" => return self.reply(who, rest),
-            "heard" => return self.heard(who, rest),
-            "hears" => {
-                let client = self.client(who);
-                client.call("HELLO 3");
-                match rest.strip_prefix("sharded ") {
-                    Some(channel) => client.subscribe(&format!("SSUBSCRIBE {channel}")),
-                    None => client.subscribe(&format!("SUBSCRIBE {rest}")),
-                }
-            }
-            "at" => {
-                _ = self
-                    .actors
-                    .insert(who.into(), Actor::of(&self.others[rest]))
-            }
-            "starts" => _ = self.others.insert(who.into(), TestServer::start()),
-            "stops" => named.stop(),
-            "goes" => named.go_on(),
-            "sends" => self.send(who, &parts),
-            "ms" => std::thread::sleep(Duration::from_millis(who.parse().unwrap())),
-            "gone" => scene::await_gone(&mut self.observer, who.parse().unwrap()),
-            "drops" => drop(self.actors.remove(who).ok_or("nobody")?),
-            "closes" => {
-                let actor = self.actors.remove(who).ok_or("nobody")?;
-                let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
-                drop(actor.client);
-                scene::await_gone(&mut observer, actor.id);
-            }
-            "=" => {
-                let number = match who.split_once('.') {
-                    Some((server, field)) => self.others[server].info(field),
-                    None => self.observer.info(who),
-                };
-                return self.agrees(&number.to_string(), rest);
-            }
-            _ if who == "logged" => {
-                let is_logged = || self.server.log().contains(&line["logged ".len()..]);
-                return comes_true(SOON, is_logged)
-                    .then_some(())
-                    .ok_or_else(|| self.server.log());
-            }
-            key if who == "queue" => {
+            ["queue", key, "=", ref owners @ ..] => {
                 let queue = scene::queue(&mut self.observer, key).join(" ");
                 let queue = if queue.is_empty() { "nobody" } else { &queue };
-                return self.agrees(queue, rest.trim_start_matches("= "));
+                return self.agrees(queue, &owners.join(" "));
             }
-            key if who == "bound" => {
+            ["bound", key, "=", owner] => {
                 let bound = scene::bound(&mut self.observer, key);
                 let mut actors = self.actors.iter();
                 let whose = actors.find(|(_, actor)| Some(actor.id) == bound);
                 let whose = whose.map_or("nobody", |(name, _)| name.as_str()).to_owned();
-                return self.agrees(&whose, rest.trim_start_matches("= "));
+                return self.agrees(&whose, owner);
+            }
+            [field, "=", expected] => {
+                let number = match field.split_once('.') {
+                    Some((server, field)) => self.others[server].info(field),
+                    None => self.observer.info(field),
+                };
+                return self.agrees(&number.to_string(), expected);
+            }
+            [who, way @ (">" | ">>"), ..] => {
+                let (commands, replies) = rest.split_once(" -> ").unwrap_or((rest, ""));
+                let commands: Vec<&str> = commands.split(" | ").collect();
+                let replies: Vec<&str> = replies.split(" | ").collect();
+                assert!(replies == [""] || replies.len() == commands.len(), "{line}");
+                return self.call(who, way == ">>", &commands, &replies);
+            }
+            [who, "sends", ..] => self.send(who, &rest.split(" | ").collect::<Vec<_>>()),
+            [who, "<", ..] => return self.reply(who, rest),
+            [who, "heard", ..] => return self.heard(who, rest),
+            [who, "hears", ref how @ .., channel] => {
+                let sharded = if how.is_empty() { "" } else { "S" };
+                self.client(who)
+                    .subscribe(&format!("{sharded}SUBSCRIBE {channel}"));
+            }
+            [who, "at", server] => {
+                let actor = Actor::of(&self.others[server]);
+                self.actors.insert(who.into(), actor);
+            }
+            [name, "starts"] => _ = self.others.insert(name.into(), Server::start()),
+            [name, "stops"] => server(name).stop().unwrap(),
+            [name, "goes", "on"] => server(name).go_on().unwrap(),
+            [ms, "ms", "pass"] => std::thread::sleep(Duration::from_millis(ms.parse().unwrap())),
+            [id, "gone"] => scene::await_gone(&mut self.observer, id.parse().unwrap()),
+            [who, "drops"] => drop(self.actors.remove(who).ok_or("nobody")?),
+            [who, "closes"] => {
+                let actor = self.actors.remove(who).ok_or("nobody")?;
+                let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
+                drop(actor.client);
+                scene::await_gone(&mut observer, actor.id);
             }
             _ => panic!("what is this? {line}"),
         }
@@ -353,23 +343,19 @@ impl Play {
 
     /// The line with what its names stand for.
     pub fn with_names(&self, line: &str) -> String {
-        let mut parts = line.split('$');
-        let mut all = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
-            let (name, rest) = part.split_at(end.unwrap_or(part.len()));
+        let meant = |found: &Captures<'_>| {
+            let name = &found[1];
             let id = || Some(self.actors.get(name)?.id.to_string());
-            let port = || Some(self.others.get(name)?.port().to_string());
+            let port = || Some(self.others.get(name)?.port.to_string());
             let known = self.names.get(name).cloned().or_else(id).or_else(port);
             let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
-            let more = rest.strip_prefix('+').and_then(|rest| {
-                let end = rest.find(|c: char| !c.is_ascii_digit());
-                let (more, rest) = rest.split_at(end.unwrap_or(rest.len()));
-                let sum = known.parse::<i64>().ok()? + more.parse::<i64>().ok()?;
-                Some(sum.to_string() + rest)
-            });
-            all += &more.unwrap_or_else(|| known + rest);
-        }
+            let Some(more) = found.get(2) else {
+                return known;
+            };
+            let [known, more]: [i64; 2] = [&known, more.as_str()].map(|it| it.parse().unwrap());
+            (known + more).to_string()
+        };
+        let all = NAME.replace_all(line, meant);
         all.replace(" PLACED", " LONG QUEUE 600000 ch")
             .replace(" BLOCKED", " LONG BLOCK 0")
             .replace(" LONG", " LEASE 600000")
@@ -381,48 +367,43 @@ impl Play {
             for command in commands {
                 self.call(who, false, &[command], &["QUEUED"])?;
             }
-            self.actor(who).client.send("EXEC");
+            self.send(who, &["EXEC"]);
             let reply = self.actor(who).client.try_reply();
             let Some(Value::Array(parts)) = reply else {
-                return self.answers(reply, replies.first().unwrap_or(&""));
+                return self.answers(reply, replies[0]);
             };
-            let mut replies = replies.iter().chain(std::iter::repeat(&""));
-            let mut each = parts.into_iter().zip(&mut replies);
+            let mut each = parts.into_iter().zip(replies.iter().chain(repeat(&"")));
             return each.try_for_each(|(part, reply)| self.answers(Some(part), reply));
         }
         self.send(who, commands);
-        let replies = replies.iter().chain(std::iter::repeat(&""));
-        for (_, reply) in commands.iter().zip(replies) {
-            if *reply == ".." {
-                return self.await_blocked(who);
-            }
-            self.reply(who, reply)?;
-        }
-        Ok(())
+        let mut replies = replies.iter().chain(repeat(&"")).take(commands.len());
+        replies.try_for_each(|reply| match *reply {
+            ".." => self.await_blocked(who),
+            reply => self.reply(who, reply),
+        })
     }
 
     /// Several commands in one write.
     fn send(&mut self, who: &str, commands: &[&str]) {
-        let packed = commands.iter().flat_map(|command| pack(&words(command)));
-        let packed: Vec<u8> = packed.collect();
-        self.actor(who).client.send_bytes(&packed);
+        let packed: Vec<_> = commands
+            .iter()
+            .map(|command| pack(&words(command)))
+            .collect();
+        self.actor(who).client.send_bytes(&packed.concat());
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {
         let (addr, id) = (self.actor(who).addr, self.actor(who).id);
         let mut observer = Client::try_connect(addr).ok_or("no server")?;
-        let list = format!("CLIENT LIST ID {id}");
-        let mut flags = String::new();
+        let mut told = String::new();
         let is_blocked = comes_true(SOON, || {
-            let told = observer.bulk(&list);
+            told = observer.bulk(&format!("CLIENT LIST ID {id}"));
             let mut words = told.split(' ');
-            let found = words.find_map(|word| word.strip_prefix("flags="));
-            flags = found.unwrap_or("gone").into();
-            flags.contains('b')
+            words.any(|word| word.starts_with("flags=") && word.contains('b'))
         });
         is_blocked
             .then_some(())
-            .ok_or(format!("does not wait: {flags}"))
+            .ok_or(format!("does not wait: {told}"))
     }
 
     fn reply(&mut self, who: &str, expected: &str) -> Seen {
@@ -436,7 +417,8 @@ impl Play {
             .strip_prefix('{')
             .and_then(|it| it.strip_suffix('}'));
         let Some(fields) = fields else {
-            return self.agrees(&shown(reply), expected);
+            let shown = reply.as_ref().map_or("closed".into(), scene::shown);
+            return self.agrees(&shown, expected);
         };
         let is_open = |list: &str| list.matches('[').count() > list.matches(']').count();
         let mut words: Vec<String> = Vec::new();
@@ -474,12 +456,12 @@ impl Play {
 
     /// The same of a reply as it is shown.
     #[expect(clippy::missing_errors_doc, reason = "what is there instead")]
-    pub fn agrees(&mut self, shown: &str, expected: &str) -> Seen {
+    pub fn agrees<'l>(&mut self, shown: &'l str, expected: &'l str) -> Seen {
         let shape = |list: &str| list.replace(|c| !"[],".contains(c), "");
         if expected.starts_with('[') && expected.len() > 2 && shape(shown) == shape(expected) {
-            let parts = |list: &str| list.split(", ").map(bare).collect::<Vec<_>>();
-            let mut pairs = parts(shown).into_iter().zip(parts(expected));
-            let all = pairs.try_for_each(|(part, expected)| self.agrees(&part, &expected));
+            let parts = |list: &'l str| list.split(", ").map(|part| part.trim_matches(['[', ']']));
+            let mut pairs = parts(shown).zip(parts(expected));
+            let all = pairs.try_for_each(|(part, expected)| self.agrees(part, expected));
             return all.map_err(|_| shown.into());
         }
         let number: Option<i64> = shown.parse().ok();
@@ -513,24 +495,15 @@ impl Play {
     }
 }
 
-/// A part of a list that is shown.
-fn bare(part: &str) -> String {
-    part.trim_matches(['[', ']']).into()
-}
-
 /// The numbers of `0..9` or of `9..0`, or the words.
 fn each_of(whom: &str) -> Vec<String> {
-    let numbers = whom.split_once("..").map(|(first, last)| {
-        let [first, last]: [usize; 2] = [first, last].map(|number| number.parse().unwrap());
-        match first <= last {
-            true => (first..=last).collect(),
-            false => (last..=first).rev().collect::<Vec<_>>(),
-        }
-    });
-    match numbers {
-        Some(numbers) => numbers.iter().map(usize::to_string).collect(),
-        None => whom.split(' ').map(String::from).collect(),
-    }
+    let Some((first, last)) = whom.split_once("..") else {
+        return whom.split(' ').map(String::from).collect();
+    };
+    let [first, last]: [usize; 2] = [first, last].map(|number| number.parse().unwrap());
+    let mut numbers: Vec<_> = (first.min(last)..=first.max(last)).collect();
+    numbers.sort_by_key(|number| number.abs_diff(first));
+    numbers.iter().map(usize::to_string).collect()
 }
 
 fn is_name(word: &str) -> bool {
@@ -548,8 +521,4 @@ fn words(command: &str) -> Vec<String> {
         }
     }
     words
-}
-
-fn shown(reply: Option<Value>) -> String {
-    reply.map_or("closed".into(), |reply| scene::shown(&reply))
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Client, TestServer, eventually, int, nil, status, text};
-use crate::reply_text;
+use super::{Client, eventually, int, nil, status, text};
+use crate::{Server, reply_text};
 
 /// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
 ///
@@ -34,7 +34,7 @@ pub fn await_gone(observer: &mut Client, id: i64) {
 /// before: the last such thing is a grant that nobody heard of, which it takes
 /// back.
 #[track_caller]
-pub fn settle(server: &TestServer) {
+pub fn settle(server: &Server) {
     let (mut client, mut gone) = (server.client(), server.client());
     gone.int("LOCK.ACQUIRE settled gone LEASE 600000 SESSION");
     drop(gone);

@@ -4,9 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use redis::Value;
-
-use super::{TestServer, binary, eventually_within};
+use super::{binary, eventually_within};
 use crate::{Connection, Server, Setup};
 
 /// How long the sentinels may take to find each other.
@@ -28,7 +26,7 @@ pub fn watch(binary: impl Into<PathBuf>, primary: SocketAddr, source: IpAddr) ->
     let options = ["--sentinel", "--bind-source-addr", &source];
     let mut setup = Setup::of(binary).options(&options);
     setup.config = Some(settings);
-    let start = || Server::start(setup.clone()).unwrap_or_else(|error| panic!("{error}"));
+    let start = || setup.clone().start().unwrap();
     let sentinels = [start(), start(), start()];
     eventually_within(DISCOVERY, "the sentinels see it all", || {
         sentinels.iter().all(knows_all)
@@ -47,23 +45,18 @@ fn knows_all(sentinel: &Server) -> bool {
 pub fn primary(sentinel: SocketAddr) -> Option<SocketAddr> {
     let mut connection = Connection::open(sentinel).ok()?;
     let question = ["SENTINEL", "get-master-addr-by-name", "locks"];
-    let Value::Array(words) = connection.call(&question).ok()? else {
-        return None;
-    };
-    let [Value::BulkString(host), Value::BulkString(port)] = &words[..] else {
-        return None;
-    };
-    let text = [host.as_slice(), port].map(String::from_utf8_lossy);
-    text.join(":").parse().ok()
+    let reply = connection.call(&question).ok()?;
+    let words: Vec<String> = redis::from_redis_value(reply).ok()?;
+    words.join(":").parse().ok()
 }
 
 /// A primary named `locks` with two replicas, all with the module, and three
 /// sentinels that watch them.
 pub struct Sentinels {
     /// The primary of the beginning.
-    pub primary: TestServer,
+    pub primary: Server,
     /// Its replicas.
-    pub replicas: [TestServer; 2],
+    pub replicas: [Server; 2],
     sentinels: [Server; 3],
 }
 
@@ -78,7 +71,7 @@ impl Sentinels {
     /// which leads to its own.
     #[track_caller]
     pub fn start_behind(known: impl FnOnce(SocketAddr) -> SocketAddr) -> Self {
-        let primary = TestServer::start();
+        let primary = Server::start();
         let replicas = [(); 2].map(|()| primary.replica(true));
         // A server takes none of another source where none has a password.
         let source = primary.addr().ip();

@@ -1,31 +1,36 @@
-//! A server that is spoken to over TLS, and the certificates for it.
+//! A way to a server over TLS, and the certificates for it.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
 };
-use tempfile::TempDir;
+use tempfile::NamedTempFile;
 
-use super::TestServer;
 use crate::{local, spawn};
 
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
-    dir: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
+    file: NamedTempFile,
 }
 
-/// A certificate and its key, as PEM.
+/// The files of a certificate and of its private key, as PEM.
 pub struct Certificate {
     /// The certificate.
-    pub pem: String,
+    pub pem: NamedTempFile,
     /// Its private key.
-    pub key_pem: String,
+    pub key: NamedTempFile,
+}
+
+fn file_of(pem: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(&file, pem).unwrap();
+    file
 }
 
 impl Authority {
@@ -38,50 +43,29 @@ impl Authority {
         let name = &mut params.distinguished_name;
         name.push(DnType::CommonName, "an authority of a test");
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("authority.pem"), issuer.pem()).unwrap();
-        Self { dir, issuer }
-    }
-
-    /// Its own certificate, as PEM.
-    pub fn pem(&self) -> String {
-        self.issuer.pem()
+        let file = file_of(&issuer.pem());
+        Self { issuer, file }
     }
 
     /// The file with its own certificate, for as long as this lives.
-    pub fn file(&self) -> PathBuf {
-        self.dir.path().join("authority.pem")
+    pub fn file(&self) -> &Path {
+        self.file.path()
     }
 
     /// A certificate for a server of this name, or for a client.
     pub fn certificate(&self, name: &str) -> Certificate {
-        self.sign(Self::params(name))
+        self.certificate_until(name, 4096)
     }
 
-    /// As [`Authority::certificate`], which was valid once.
-    pub fn expired_certificate(&self, name: &str) -> Certificate {
-        let mut params = Self::params(name);
-        params.not_before = date_time_ymd(2001, 1, 1);
-        params.not_after = date_time_ymd(2002, 1, 1);
-        self.sign(params)
-    }
-
-    fn params(name: &str) -> CertificateParams {
+    /// The same, which is valid until this year.
+    pub fn certificate_until(&self, name: &str, year: i32) -> Certificate {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        params
-    }
-
-    fn sign(&self, params: CertificateParams) -> Certificate {
+        params.not_after = date_time_ymd(year, 1, 1);
         let key = KeyPair::generate().unwrap();
         Certificate {
-            pem: params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key_pem: key.serialize_pem(),
+            pem: file_of(&params.signed_by(&key, &self.issuer).unwrap().pem()),
+            key: file_of(&key.serialize_pem()),
         }
     }
 }
@@ -90,13 +74,13 @@ impl Authority {
 pub struct TlsProxy {
     addr: SocketAddr,
     child: Child,
-    _dir: TempDir,
 }
 
 impl TlsProxy {
-    /// A way to this server, which shows this certificate.
-    pub fn to(server: SocketAddr, certificate: &Certificate) -> Self {
-        Self::launch(server, certificate, None)
+    /// A way to this server, which shows this certificate, and wants one of its clients if
+    /// their authority is given.
+    pub fn to(server: SocketAddr, certificate: &Certificate, clients: Option<&Authority>) -> Self {
+        Self::launch(server, certificate, clients.map(Authority::file))
     }
 
     /// As [`TlsProxy::to`], which also lets through who does not speak TLS.
@@ -105,12 +89,6 @@ impl TlsProxy {
     }
 
     fn launch(server: SocketAddr, certificate: &Certificate, option: Option<&Path>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let file = |name, content: &String| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, content).unwrap();
-            path
-        };
         // Built here, and not together with the test: see its first lines. Cargo
         // then becomes the program.
         let mut command = Command::new(env!("CARGO"));
@@ -126,8 +104,7 @@ impl TlsProxy {
             .args(["run", "--quiet", "--locked"])
             .args(["--package", "redis-lock-tls-proxy", "--"])
             .arg(server.to_string())
-            .arg(file("certificate.pem", &certificate.pem))
-            .arg(file("key.pem", &certificate.key_pem))
+            .args([certificate.pem.path(), certificate.key.path()])
             .args(option)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -137,11 +114,8 @@ impl TlsProxy {
         said.unwrap();
         let port = line.trim().parse();
         let port: u16 = port.unwrap_or_else(|_| panic!("the TLS proxy did not start: {line:?}"));
-        Self {
-            addr: local(port),
-            child,
-            _dir: dir,
-        }
+        let addr = local(port);
+        Self { addr, child }
     }
 
     /// Where it listens.
@@ -154,35 +128,5 @@ impl Drop for TlsProxy {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A server with the module that is spoken to over TLS.
-pub struct TlsServer {
-    /// The server, where it is spoken to in plain.
-    pub plain: TestServer,
-    proxy: TlsProxy,
-}
-
-impl TlsServer {
-    /// One that shows this certificate.
-    pub fn start(certificate: &Certificate) -> Self {
-        Self::launch(certificate, None)
-    }
-
-    /// One that also wants a certificate of its clients, by this authority.
-    pub fn start_for_clients_of(certificate: &Certificate, clients: &Authority) -> Self {
-        Self::launch(certificate, Some(&clients.file()))
-    }
-
-    fn launch(certificate: &Certificate, clients: Option<&Path>) -> Self {
-        let plain = TestServer::start();
-        let proxy = TlsProxy::launch(plain.addr(), certificate, clients);
-        Self { plain, proxy }
-    }
-
-    /// Where it speaks TLS.
-    pub fn addr(&self) -> SocketAddr {
-        self.proxy.addr()
     }
 }

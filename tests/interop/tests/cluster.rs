@@ -13,7 +13,7 @@ fn each_side_is_woken_by_the_other_in_a_cluster() {
     // Both are in slot 7629, of the second node. One has braces of its own.
     for (version, lock) in versions().zip(["k", "{k}orders"]) {
         println!("Redisson {version}");
-        let (mut native, mut observer) = (cluster.client(1), cluster.client(1));
+        let (mut native, mut observer) = (cluster.nodes[1].client(), cluster.nodes[1].client());
         let mut redisson = Redisson::start(
             version,
             Topology::Cluster,
@@ -28,7 +28,7 @@ fn each_side_is_woken_by_the_other_in_a_cluster() {
         assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));
         assert_eq!(redisson.answer("a").result, "ok");
         native.send(&format!("LOCK.ACQUIRE {lock} native BLOCK 0"));
-        cluster.nodes[1].await_blocked(1);
+        cluster.nodes[1].await_info("blocked_clients", 1);
         assert_eq!(redisson.call("a", &format!("unlock {lock}")), "ok");
         assert!(matches!(native.reply(), Value::Int(_)));
         assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));

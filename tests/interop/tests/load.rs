@@ -13,7 +13,7 @@ use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::{self, Acquire, History, MS, Operation, Outcome, Request};
 use redis_lock_interop::{Redisson, Topology, versions};
-use redis_lock_testing::{Client, TestServer, int, status};
+use redis_lock_testing::{Client, Server, int, status};
 
 const NATIVE_CLIENTS: usize = 16;
 
@@ -37,7 +37,7 @@ fn seconds() -> u64 {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn both_sides_exclude_each_other_and_nobody_starves() {
-    let server = TestServer::start();
+    let server = Server::start();
     let mut observer = server.client();
     assert_eq!(observer.call("SET counter 0"), status("OK"));
     let dir = tempfile::tempdir().unwrap();
