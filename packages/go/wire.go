@@ -70,26 +70,10 @@ func translated(err error) error {
 	return fmt.Errorf("%w: %w", ours, err)
 }
 
-// A request is what is asked for, under a name that never asked before.
-type request struct {
-	settings
-	key, owner string
-}
+// Time is counted from when this process began.
+var started = time.Now()
 
-func (r request) command(name string, options ...any) []any {
-	return append([]any{"LOCK." + name, r.key, r.owner}, options...)
-}
-
-func (r request) acquire(how ...any) []any {
-	// With HOLD 1 it does no harm to send it again.
-	return append(append(r.command("ACQUIRE", "LEASE", r.lease.Milliseconds(), "HOLD", 1), r.mode...), how...)
-}
-
-func (r request) renewal(token int64, lease time.Duration) []any {
-	return r.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", token)
-}
-
-func (r request) release(token int64) []any { return r.command("RELEASE", "FENCE", token) }
+func now() time.Duration { return time.Since(started) }
 
 func newOwner() string {
 	random := make([]byte, 16)
@@ -107,10 +91,10 @@ func validUntil(since, lease time.Duration) time.Duration {
 
 // A message is the end of a place. A token of 0 without an error: it is gone without a grant.
 type message struct {
-	key, owner string
-	token      int64
-	lease      time.Duration
-	err        error
+	owner string
+	token int64
+	lease time.Duration
+	err   error
 }
 
 type toldError string
@@ -118,26 +102,26 @@ type toldError string
 func (e toldError) Error() string { return string(e) }
 func (toldError) RedisError()     {}
 
-// parsed reads five netstrings: database, key, owner, result, first lease in ms.
-func parsed(payload string) (m message, ok bool) {
+// parsed reads five netstrings: database, key, owner, result, first lease in ms. What is no such message has no owner.
+func parsed(payload string) (m message) {
 	var parts [5]string
 	for i := range parts {
 		digits, rest, _ := strings.Cut(payload, ":")
 		length, err := strconv.Atoi(digits)
 		if err != nil || length < 0 || length >= len(rest) {
-			return m, false
+			return m
 		}
 		parts[i], payload = rest[:length], rest[length+1:]
 	}
-	m.key, m.owner = parts[1], parts[2]
+	m.owner = parts[2]
 	if text, isError := strings.CutPrefix(parts[3], "-"); isError {
 		m.err = toldError(text)
 	} else {
 		m.token, _ = strconv.ParseInt(parts[3], 10, 64)
 	}
-	lease, err := strconv.Atoi(parts[4])
+	lease, _ := strconv.Atoi(parts[4])
 	m.lease = time.Duration(lease) * time.Millisecond
-	return m, err == nil
+	return m
 }
 
 // slotOf is the slot of a cluster in which a key is.
@@ -157,15 +141,12 @@ func slotOf(key string) int {
 	return int(crc) % 16384
 }
 
-// tags has a word for each slot that is in it.
+// tags has a number for each slot that is in it.
 var tags = sync.OnceValue(func() *[16384]string {
 	var words [16384]string
-	for number, missing := 0, len(words); missing > 0; number++ {
+	for number := range 110_000 {
 		word := strconv.Itoa(number)
-		if at := &words[slotOf(word)]; *at == "" {
-			*at = word
-			missing--
-		}
+		words[slotOf(word)] = word
 	}
 	return &words
 })
