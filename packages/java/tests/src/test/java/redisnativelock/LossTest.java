@@ -7,11 +7,16 @@ import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 /** What is kept up, and for how long; and what is lost. */
 class LossTest extends WithServer {
   private NativeLock lock(Duration lease) {
     return Library.JEDIS.locks(server.port, lease).lock("l");
+  }
+
+  private static void assertLost(Executable work) {
+    assertEquals(NativeLockException.LOST, assertThrows(NativeLockException.class, work).code());
   }
 
   @Test
@@ -22,7 +27,7 @@ class LossTest extends WithServer {
     hold.lost().get(5, TimeUnit.SECONDS);
     assertFalse(lock.isHeldByCurrentThread());
     assertEquals(0, lock.getHoldCount());
-    assertThrows(LockLostException.class, () -> hold.renew(Duration.ofSeconds(1)));
+    assertLost(() -> hold.renew(Duration.ofSeconds(1)));
     until(() -> server.isFree("l"));
     assertTrue(lock.tryLock(), "it can be taken anew, though it was never unlocked");
     assertTrue(lock.hold().token() > hold.token());
@@ -33,10 +38,10 @@ class LossTest extends WithServer {
   @Test
   void aLockThatSomebodyBreaksIsLost() throws Exception {
     NativeLock lock = lock(Duration.ofSeconds(1));
-    assertThrows(LockLostException.class, () -> lock.call(hold -> {
+    assertLost(() -> lock.call(hold -> {
       assertTrue(Threads.begin(lock::forceUnlock).end());
       hold.lost().get(5, TimeUnit.SECONDS);
-      assertThrows(LockLostException.class, lock::lock, "who has lost it does not go on inside");
+      assertLost(lock::lock); // who has lost it does not go on inside
       return 1;
     }));
     assertThrows(ArithmeticException.class, () -> lock.call(hold -> {
@@ -74,18 +79,6 @@ class LossTest extends WithServer {
     until(() -> System.nanoTime() > end);
     assertTrue(locks.lock("other").isHeldByCurrentThread() && !blocks.isDone());
     locks.lock("other").unlock();
-  }
-
-  @Test
-  void aThreadThatEndsWithoutUnlockingGivesItBack() throws Exception {
-    NativeLock lock = lock(Duration.ofSeconds(1));
-    Threads.begin(() -> lock.lockAndGetToken()).end();
-    lock.lock();
-    lock.unlock();
-    Hold free = Threads.begin(() -> lock.acquire(Duration.ZERO).orElseThrow()).end();
-    long end = System.nanoTime() + 1_500_000_000L;
-    until(() -> System.nanoTime() > end);
-    assertTrue(free.release(), "a hold that is no thread's stays");
   }
 
   @Test
