@@ -184,12 +184,12 @@ check-foreign: deps build ## Have Porcupine judge campaigns of all kinds or only
 		(cd chaos/porcupine && go run . $$history) || exit; \
 	done
 	@histories=$$(mktemp -d); trap "rm -rf $$histories" EXIT; export REDISLOCK_HISTORIES=$$histories; \
-	cargo test --locked --package redis-lock-chaos --test planted_faults && \
+	cargo test --locked --package redis-lock-chaos --test scenes && \
 	cd chaos/porcupine && go test -count=1 -v -run Scenes .
 
 .PHONY: planted
 planted: deps build ## Show that the fault campaigns find faults that are planted
-	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test campaigns \
+	cargo test --locked --package redis-lock-chaos --test campaigns \
 		-- --ignored --nocapture
 
 .PHONY: growth
@@ -258,7 +258,7 @@ conformance: deps build ## Play the same scenarios with the clients of all langu
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show
 	@scripts/install-missing docs
 	scripts/check-docs
-	cargo test --locked --package redis-lock-module --test documented --test documents --test rights
+	cargo test --locked --package redis-lock-module --test documents --test rights
 	cargo test --locked --package lockctl --test documented
 	cargo test --locked --package redis-lock-client --test documented
 	cargo test --locked --package redis-lock-client --package redis-lock-redlock --doc

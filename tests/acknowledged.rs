@@ -1,14 +1,14 @@
 //! `lock.min-replicas`: nothing is told before this many replicas have acknowledged it.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Client, LONG, Play, TestServer, eventually, token};
+use redis_lock_testing::scene::await_replicas;
+use redis_lock_testing::{Client, Play, TestServer, eventually};
 
 /// Nothing is left, and nobody crashed.
 #[track_caller]
 fn assert_over(play: &mut Play) {
     play.run("until lock_replies_withheld = 0");
-    play.assert_in_step();
+    play.run("in step");
 }
 
 /// Plays a scene on a server whose replica `r` has to acknowledge.
@@ -44,7 +44,7 @@ fn in_any_database_a_grant_is_told_when_it_is_acknowledged() {
 #[test]
 fn a_server_that_is_demoted_misses_no_replicas_any_more() {
     let mut play = Play::start();
-    play.others.insert("primary", TestServer::start());
+    play.run("primary starts");
     play.run(
         "o > CONFIG SET lock.min-replicas 2
         until lock_replicas_missing = 2
@@ -85,20 +85,6 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
         b < B
         b > LOCK.RELEASE k b -> 1
         a < A",
-    );
-}
-
-#[test]
-fn a_request_that_confirmed_a_hold_takes_none_back() {
-    check(
-        "a > LOCK.ACQUIRE k a LONG HOLD 1 -> A
-        o > CONFIG SET lock.replicas-timeout 100
-        r stops
-        a > LOCK.ACQUIRE k a LEASE 700000 HOLD 1 -> !NOREPLICAS
-        a > LOCK.ACQUIRE k a LEASE 700000 HOLD 2 -> !NOREPLICAS
-        until o > HGET k a -> '1'
-        o > PTTL k -> 600001..
-        r goes on",
     );
 }
 
@@ -149,22 +135,6 @@ fn a_renewal_is_withheld_and_a_release_is_not() {
 }
 
 #[test]
-fn a_renewal_of_a_hold_that_redisson_took_is_withheld_too() {
-    let mut play = Play::acknowledged();
-    play.run(
-        "o > HSET k redisson 1
-        o > PEXPIRE k 60000
-        r stops
-        a > LOCK.RENEW k redisson LONG -> ..
-        r goes on
-        a < 1",
-    );
-    let fence = play.client("o").bulk("HGET k @fence");
-    play.run(&format!("a > LOCK.RENEW k redisson FENCE {fence} -> 1"));
-    assert_over(&mut play);
-}
-
-#[test]
 fn a_client_that_goes_or_is_unblocked_gives_back_what_was_withheld() {
     for asks in ["LONG", "BLOCKED"] {
         for (how, reply) in [
@@ -208,11 +178,11 @@ fn what_is_handed_to_a_waiter_is_withheld_longer_than_it_would_wait() {
 fn writes_that_are_paused_bring_nobody_down_and_all_is_told_after() {
     let mut play = Play::acknowledged();
     // One turn reads both, so that the pause comes before the replica is asked.
-    play.run("o > PING -> PONG \n a > PING -> PONG \n sleeper > PING -> PONG");
-    play.client("sleeper").send("DEBUG SLEEP 0.1");
-    play.client("a").send(&format!("LOCK.ACQUIRE k a {LONG}"));
     play.run(
-        "o > CLIENT PAUSE 1500 WRITE -> OK
+        "each o a sleeper: # > PING -> PONG
+        sleeper sends DEBUG SLEEP 0.1
+        a sends LOCK.ACQUIRE k a LONG
+        o > CLIENT PAUSE 1500 WRITE -> OK
         sleeper < OK
         a < A
         r stops
@@ -247,14 +217,13 @@ fn a_planned_fail_over_brings_nobody_down_while_a_grant_is_withheld() {
         until new > SET x 1 -> OK
         new > HGET k a -> '1'",
     );
-    play.assert_sound();
-    play.others["r"].assert_sound();
+    play.run("sound");
 }
 
 #[test]
 fn a_primary_that_steps_down_tells_nobody_of_a_hold() {
     let mut play = Play::acknowledged();
-    play.others.insert("other", TestServer::start());
+    play.run("other starts");
     play.run(
         "r stops
         a > LOCK.ACQUIRE k a LONG -> ..
@@ -263,7 +232,7 @@ fn a_primary_that_steps_down_tells_nobody_of_a_hold() {
         until lock_replies_withheld = 0
         r goes on",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -318,26 +287,29 @@ fn a_session_that_ends_while_its_owner_asks_elsewhere_is_over_if_that_is_not_tol
 fn a_grant_behind_the_leases_of_a_crowd_of_sessions_is_told_when_it_is_acknowledged() {
     const CROWD: usize = 4000;
     let mut play = Play::acknowledged();
-    play.run("o > CONFIG SET lock.replicas-timeout 2000 \n o > CONFIG SET lock.min-replicas 0");
-    let acquires = (0..CROWD).map(|nth| format!("LOCK.ACQUIRE k{nth} a LEASE 12000 SESSION\r\n"));
-    let acquires: String = acquires.collect();
-    play.client("a").send_bytes(acquires.as_bytes());
-    for _ in 0..CROWD {
-        token(&play.client("a").reply());
-    }
-    let observer = play.client("o");
-    configure(observer, "min-replicas", 1);
-    await_all_acknowledged(observer);
-    let ends = ["k0", &format!("k{}", CROWD - 1)].map(|key| format!("PEXPIRETIME {key}"));
-    let before = ends.each_ref().map(|end| observer.int(end));
-    play.run("r stops");
-    eventually("all are renewed", || {
-        let now = ends.each_ref().map(|end| play.client("o").int(end));
-        now[0] > before[0] && now[1] > before[1]
-    });
-    // From now on the server has nothing else to do.
-    play.client("a").send(&format!("LOCK.ACQUIRE l a {LONG}"));
-    play.run("r goes on \n a < token");
+    let all: Vec<String> = (1..=CROWD)
+        .map(|nth| format!("LOCK.ACQUIRE k{nth} a LEASE 12000 SESSION"))
+        .collect();
+    play.run(&format!(
+        "o > CONFIG SET lock.replicas-timeout 2000
+        o > CONFIG SET lock.min-replicas 0
+        a sends {}
+        each 1..{CROWD}: a < token
+        o > CONFIG SET lock.min-replicas 1",
+        all.join(" | ")
+    ));
+    await_all_acknowledged(play.client("o"));
+    // All are renewed. From then on the server has nothing else to do.
+    play.run(&format!(
+        "o > PEXPIRETIME k1 -> :first
+        o > PEXPIRETIME k{CROWD} -> :last
+        r stops
+        until o > PEXPIRETIME k1 -> $first+1..
+        until o > PEXPIRETIME k{CROWD} -> $last+1..
+        a sends LOCK.ACQUIRE l a LONG
+        r goes on
+        a < token"
+    ));
 }
 
 #[test]
@@ -416,7 +388,7 @@ fn as_many_replicas_as_asked_for_have_to_acknowledge_it() {
     let mut play = Play::acknowledged();
     let second = play.server.replica(false);
     await_replicas(play.client("o"), 2);
-    play.others.insert("second", second);
+    play.others.insert("second".into(), second);
     play.run(
         "o > CONFIG SET lock.min-replicas 2
         a > LOCK.ACQUIRE l a -> token
@@ -452,7 +424,7 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
     );
     let _replica = play.server.replica(false);
     play.run("b < token \n c < token");
-    play.assert_sound();
+    play.run("sound");
 }
 
 /// Valkey 8.1.1 and later block no client that has subscribed.
@@ -473,26 +445,23 @@ fn who_subscribes_is_told_what_is_safe_or_that_it_is_not_known() {
 #[test]
 fn the_append_only_file_holds_no_question_to_replicas() {
     let server = TestServer::start_with(&["--appendonly", "yes"]);
-    let replica = server.replica(true);
-    let mut client = server.client();
-    await_replicas(&mut client, 1);
-    configure(&mut client, "min-replicas", 1);
-    for _ in 0..2 {
-        token(&client.call("LOCK.ACQUIRE k a LEASE 60000 HOLD 1"));
-        token(&client.call("LOCK.ACQUIRE k a LEASE 50000 HOLD 1"));
-    }
-    token(&client.call("LOCK.ACQUIRE l a"));
+    let mut play = Play::on(server).with_replica();
+    play.run(
+        "o > CONFIG SET lock.min-replicas 1
+        each 60000 50000 60000 50000: o > LOCK.ACQUIRE k a LEASE # HOLD 1 -> A
+        o > LOCK.ACQUIRE l a -> B",
+    );
     let mut written = String::new();
     eventually("the file is written", || {
         written.clear();
-        for file in std::fs::read_dir(server.dir().join("appendonlydir")).unwrap() {
+        for file in std::fs::read_dir(play.dir().join("appendonlydir")).unwrap() {
             let bytes = std::fs::read(file.unwrap().path()).unwrap();
             written.push_str(&String::from_utf8_lossy(&bytes));
         }
         written.matches("@fence").count() == 2
     });
     assert!(!written.contains("GETACK") && !written.contains("PING"));
-    server.assert_same_data(&replica);
+    play.run("in step");
 }
 
 /// A client is told of one when replicas have it, and goes on to the next in that turn.

@@ -1,104 +1,65 @@
 //! What clients get wrong is told clearly and changes nothing.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, int, nil, status, text};
-
-/// The command, of words between spaces and one more, must fail with this text, and leave
-/// all keys as they were.
-#[track_caller]
-fn check_word(client: &mut Client, command: &str, word: &str, error: &str) {
-    let mut words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
-    words.push(word.as_bytes());
-    let before = client.call("DEBUG DIGEST");
-    client.send_words(&words);
-    assert_eq!(client.reply_error(), error, "{command} {word:?}");
-    assert_eq!(client.call("DEBUG DIGEST"), before, "{command} {word:?}");
-}
-
-#[track_caller]
-fn check(client: &mut Client, command: &str, error: &str) {
-    let (command, word) = command.rsplit_once(' ').unwrap();
-    check_word(client, command, word, error);
-}
+use redis_lock_testing::{Play, TestServer, int, nil, status, text};
 
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const TIMEOUT: &str = "ERR timeout is not an integer or out of range";
-const SYNTAX: &str = "ERR syntax error";
+
+/// What is no number, between commas.
+const NO_NUMBERS: &str = "1e3,\"\",9223372036854775808,+1,01,1.0,0x1,\" 1\",\"1 \",\" \"";
 
 #[test]
 fn numbers_at_and_beyond_their_edges() {
-    const ACQUIRES: &[&str] = &["LOCK.ACQUIRE k a", "LOCK.ACQUIRE held a"];
     let mut play = Play::start();
     play.run("o > LOCK.ACQUIRE held a");
-    let client = play.client("o");
-    let no_numbers = [
-        "1e3",
-        "",
-        "9223372036854775808",
-        "+1",
-        "01",
-        "1.0",
-        "0x1",
-        "1\n",
-        " 1",
-        "1 ",
-        " ",
-    ];
-    for (option, commands, out_of_range, range_error, not_a_number) in [
+    for (option, commands, out_of_range, error) in [
         (
             "LEASE",
-            &[
-                "LOCK.ACQUIRE k a",
-                "LOCK.ACQUIRE held a",
-                "LOCK.RENEW held a",
-            ][..],
-            &["0", "-1", "315360000001", "9223372036854775807"][..],
+            &["ACQUIRE k a", "ACQUIRE held a", "RENEW held a"][..],
+            "0,-1,315360000001,9223372036854775807",
             "ERR LEASE must be between 1 and 315360000000 milliseconds",
-            NOT_AN_INTEGER,
         ),
         (
             "LIMIT",
-            ACQUIRES,
-            &["0", "-1", "9007199254740992"],
+            &["ACQUIRE k a", "ACQUIRE held a"],
+            "0,-1,9007199254740992",
             "ERR LIMIT must be between 1 and 9007199254740991",
-            NOT_AN_INTEGER,
         ),
         (
             "HOLD",
-            &["LOCK.ACQUIRE k a", "LOCK.RELEASE held a"],
-            &["0", "-1", "-9223372036854775808"],
+            &["ACQUIRE k a", "RELEASE held a"],
+            "0,-1,-9223372036854775808",
             "ERR HOLD must be 1 or greater",
-            NOT_AN_INTEGER,
         ),
         (
             "FENCE",
-            &["LOCK.RELEASE held a", "LOCK.RENEW held a"],
-            &["0", "-1", "9007199254740992", "9223372036854775807"],
+            &["RELEASE held a", "RENEW held a"],
+            "0,-1,9007199254740992,9223372036854775807",
             "ERR a token must be between 1 and 9007199254740991",
-            NOT_AN_INTEGER,
         ),
         (
             "BLOCK",
-            ACQUIRES,
-            &["9223372036854775807", "4611686018427387904"],
-            TIMEOUT,
+            &["ACQUIRE k a", "ACQUIRE held a"],
+            "9223372036854775807,4611686018427387904",
             TIMEOUT,
         ),
         (
             "BLOCK",
-            ACQUIRES,
-            &["-1", "-9223372036854775808"],
+            &["ACQUIRE k a", "ACQUIRE held a"],
+            "-1,-9223372036854775808",
             "ERR timeout is negative",
-            TIMEOUT,
         ),
     ] {
+        let no_number = if option == "BLOCK" {
+            TIMEOUT
+        } else {
+            NOT_AN_INTEGER
+        };
         for command in commands {
-            let command = format!("{command} {option}");
-            for number in out_of_range {
-                check_word(client, &command, number, range_error);
-            }
-            for word in no_numbers {
-                check_word(client, &command, word, not_a_number);
+            let with = |word: &str| format!("LOCK.{command} {option} {word}");
+            for (words, error) in [(out_of_range, error), (NO_NUMBERS, no_number)] {
+                play.refuses(error, &words.split(',').map(with).collect::<Vec<_>>());
             }
         }
     }
@@ -110,65 +71,46 @@ fn numbers_at_and_beyond_their_edges() {
     );
 }
 
+/// How words are read is the subject of the commands' own tests, but for those of `RENEW`.
 #[test]
 fn options_that_are_unknown_repeated_or_unfinished() {
     let mut play = Play::start();
-    play.run("o > LOCK.ACQUIRE held a");
-    let client = play.client("o");
-    for command in [
-        "LOCK.ACQUIRE k a LEASE",
-        "LOCK.ACQUIRE k a BLOCK",
-        "LOCK.ACQUIRE k a HOLD",
-        "LOCK.ACQUIRE k a LEASE 5 LEASE 5",
-        "LOCK.ACQUIRE k a BLOCK 5 LEASE 5 block 5",
-        "LOCK.ACQUIRE k a HOLD 1 HOLD 1",
-        "LOCK.ACQUIRE k a LEASE 5 BLOCK",
-        "LOCK.ACQUIRE k a FENCE 5",
-        "LOCK.ACQUIRE k a 5",
-        "LOCK.ACQUIRE k a ",
-        "LOCK.ACQUIRE k a SHARED SHARED",
-        "LOCK.ACQUIRE k a SHARED LIMIT 5",
-        "LOCK.ACQUIRE k a LIMIT 5 LIMIT 5",
-        "LOCK.ACQUIRE k a LIMIT",
-        "LOCK.ACQUIRE k a SESSION SESSION",
-        "LOCK.RELEASE held a FENCE",
-        "LOCK.RELEASE held a HOLD",
-        "LOCK.RELEASE held a ALL ALL",
-        "LOCK.RELEASE held a ALL HOLD 1",
-        "LOCK.RELEASE held a LEASE 5",
-        "LOCK.RENEW held a LEASE",
-        "LOCK.RENEW held a FENCE",
-        "LOCK.RENEW held a HOLD 1",
-        "LOCK.RENEW held a LEASE 5 LEASE 5",
-    ] {
-        check(client, command, SYNTAX);
-    }
-    for word in ["", " ", "LEASE ", " SHARED", "\0"] {
-        check_word(client, "LOCK.ACQUIRE k a", word, SYNTAX);
-    }
+    play.run("o > LOCK.ACQUIRE held a").refuses(
+        "ERR syntax error",
+        &[
+            "LOCK.ACQUIRE k a LEASE",
+            "LOCK.ACQUIRE k a BLOCK 5 LEASE 5 block 5",
+            "LOCK.ACQUIRE k a FENCE 5",
+            "LOCK.ACQUIRE k a \"\"",
+            "LOCK.ACQUIRE k a \"LEASE \" 5",
+            "LOCK.ACQUIRE k a SHARED\0",
+            "LOCK.ACQUIRE k a SHARED LIMIT 5",
+            "LOCK.RELEASE held a ALL HOLD 1",
+            "LOCK.RENEW held a LEASE",
+            "LOCK.RENEW held a FENCE",
+            "LOCK.RENEW held a HOLD 1",
+            "LOCK.RENEW held a LEASE 5 LEASE 5",
+        ],
+    );
     for name in ["ACQUIRE", "RELEASE", "RENEW"] {
         let lower = name.to_ascii_lowercase();
         let arity = format!("ERR wrong number of arguments for 'lock.{lower}' command");
-        assert_eq!(client.error(&format!("LOCK.{name}")), arity);
-        check(client, &format!("LOCK.{name} k"), &arity);
+        play.refuses(&arity, &[format!("LOCK.{name}"), format!("LOCK.{name} k")]);
     }
     play.run("o > lock.acquire k a hold 1 bLoCk 5 Lease 5000 -> token");
 }
 
 #[test]
 fn owners_that_no_lock_can_have() {
-    let server = TestServer::start();
-    let mut client = server.client();
     let long = "x".repeat(1025);
-    for command in ["LOCK.ACQUIRE k", "LOCK.RELEASE k", "LOCK.RENEW k"] {
-        for (owner, is_wrong) in [
-            ("", "be empty"),
-            ("@fence", "begin with '@'"),
-            (&long, "be longer than 1024 bytes"),
-        ] {
-            let error = format!("ERR owner must not {is_wrong}");
-            check_word(&mut client, command, owner, &error);
-        }
+    for (owner, is_wrong) in [
+        ("\"\"", "be empty"),
+        ("@fence", "begin with '@'"),
+        (&long, "be longer than 1024 bytes"),
+    ] {
+        let with = |name: &str| format!("LOCK.{name} k {owner}");
+        let commands = ["ACQUIRE", "RELEASE", "RENEW"].map(with);
+        Play::start().refuses(&format!("ERR owner must not {is_wrong}"), &commands);
     }
 }
 
@@ -188,35 +130,15 @@ fn keys_that_hold_something_else() {
         o > HSET expires a 1 b 2
         o > PEXPIRE expires 600000 -> 1",
     );
-    let wrong_type = "WRONGTYPE Operation against a key holding the wrong kind of value";
     let not_a_lock = "NOTALOCK the key is a hash that does not describe a lock; \
                       use another key for the lock";
-    for key in [
-        "string",
-        "list",
-        "no-expiry",
-        "two",
-        "words",
-        "zero",
-        "bad-fence",
-        "unknown",
-        "three",
-        "expires",
-    ] {
-        let error = if ["string", "list"].contains(&key) {
-            wrong_type
-        } else {
-            not_a_lock
-        };
-        for command in [
-            "ACQUIRE {} a",
-            "RELEASE {} a",
-            "RELEASE {} a ALL",
-            "RENEW {} a",
-            "ACQUIRE {} a BLOCK 0",
-        ] {
-            let command = format!("LOCK.{}", command.replace("{}", key));
-            check(play.client("o"), &command, error);
+    let wrong_type = "WRONGTYPE Operation against a key holding the wrong kind of value";
+    let hashes = "no-expiry two words zero bad-fence unknown three expires";
+    for (keys, error) in [(hashes, not_a_lock), ("string list", wrong_type)] {
+        for key in keys.split(' ') {
+            let all = "ACQUIRE # a,RELEASE # a,RELEASE # a ALL,RENEW # a,ACQUIRE # a BLOCK 0";
+            let with_key = |command: &str| format!("LOCK.{}", command.replace('#', key));
+            play.refuses(error, &all.split(',').map(with_key).collect::<Vec<_>>());
         }
     }
     // As Redisson and others write it: one owner, and no token.
@@ -258,17 +180,6 @@ fn keys_and_owners_of_any_bytes() {
 }
 
 #[test]
-fn waiters_of_any_bytes() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.client(), server.client());
-    a.words(&[b"LOCK.ACQUIRE", b"\0\xff", b"a"]);
-    b.send_words(&[b"LOCK.ACQUIRE", b"\0\xff", b"\xff\0", b"BLOCK", b"0"]);
-    server.await_blocked(1);
-    assert_eq!(a.words(&[b"LOCK.RELEASE", b"\0\xff", b"a"]), int(1));
-    assert!(matches!(b.reply(), Value::Int(_)));
-}
-
-#[test]
 fn counts_and_tokens_at_their_limit_end_in_an_error() {
     let mut play = Play::start();
     play.run(
@@ -276,19 +187,14 @@ fn counts_and_tokens_at_their_limit_end_in_an_error() {
         o > PEXPIRE k 60000
         o > HSET last @fence 9007199254740991",
     );
-    for (key, error) in [
-        ("k", "hold count would overflow; release some holds first"),
-        (
-            "last",
-            "the stored @fence is the greatest possible token; delete the key first",
-        ),
-    ] {
-        check(
-            play.client("o"),
-            &format!("LOCK.ACQUIRE {key} a"),
-            &format!("ERR {error}"),
-        );
-    }
+    play.refuses(
+        "ERR hold count would overflow; release some holds first",
+        &["LOCK.ACQUIRE k a"],
+    );
+    play.refuses(
+        "ERR the stored @fence is the greatest possible token; delete the key first",
+        &["LOCK.ACQUIRE last a"],
+    );
     play.run(
         "o > LOCK.ACQUIRE k a HOLD 9223372036854775807 -> 7
         o > LOCK.RELEASE k a -> 0
@@ -328,10 +234,7 @@ fn without_memory_a_lock_is_handed_on_all_the_same() {
 #[test]
 fn a_replica_refuses_to_write_and_a_user_needs_the_right_to_the_key() {
     Play::start().with_replica().run(
-        "there at r
-        there > LOCK.ACQUIRE k a -> !READONLY
-        there > LOCK.RELEASE k a -> !READONLY
-        there > LOCK.RENEW k a -> !READONLY
+        "each ACQUIRE RELEASE RENEW: o@r > LOCK.# k a -> !READONLY
         o > ACL SETUSER worker on nopass +lock.acquire ~locks:* -> OK
         worker > AUTH worker x -> OK
         worker > LOCK.ACQUIRE locks:1 a -> token

@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Clock, Play, eventually, nil, token};
+use redis_lock_testing::{Clock, Play};
 
 /// How much the clock is set by, in seconds. Leases are shorter.
 const STEP_S: i64 = 3600;
@@ -27,7 +26,7 @@ fn a_step_forward_ends_leases_and_serves_who_waits() {
         s < closed
         o > LOCK.ACQUIRE session o -> token",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 /// No event tells of a `SET`.
@@ -43,7 +42,7 @@ fn who_waits_is_served_after_a_step_backward() {
     );
     clock.set_ahead(0);
     play.run("o > SET k x \n w < !WRONGTYPE");
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -75,35 +74,29 @@ fn a_place_is_kept_as_long_as_without_a_step() {
     }
 }
 
+/// Of an hour later the server would take the replica for gone.
 #[test]
 fn replicas_have_as_long_to_acknowledge_as_without_a_step() {
     let clock = Clock::new();
-    // Of an hour later the server would take the replica for gone.
     let server = clock.server_with(&["--repl-timeout", "100000"]);
-    let replica = server.replica(true);
-    let mut observer = server.client();
-    await_replicas(&mut observer, 1);
-    configure(&mut observer, "min-replicas", 1);
-    for (ahead_s, timeout_ms) in [(3600, 1_800_000), (0, 1000)] {
-        configure(&mut observer, "replicas-timeout", timeout_ms);
-        replica.stop();
-        let mut client = server.client();
-        client.send("LOCK.ACQUIRE k a LEASE 36000000");
-        // On a slow machine its time may be over by now.
-        eventually("it is withheld", || {
-            observer.info("lock_replies_withheld") + observer.info("lock_replies_unacknowledged")
-                > 0
-        });
-        clock.set_ahead(ahead_s);
-        if ahead_s > 0 {
-            assert_eq!(observer.call("LOCK.ACQUIRE k b"), nil());
-            assert_eq!(observer.info("lock_replies_withheld"), 1);
-            replica.go_on();
-            token(&client.reply());
-        } else {
-            let error = client.reply_error();
-            assert!(error.starts_with("NOREPLICAS "), "{error}");
-            replica.go_on();
-        }
-    }
+    let mut play = Play::on(server).with_replica();
+    play.run(
+        "o > CONFIG SET lock.min-replicas 1
+        o > CONFIG SET lock.replicas-timeout 1800000
+        r stops
+        a > LOCK.ACQUIRE k a LEASE 36000000 -> ..
+        lock_replies_withheld = 1",
+    );
+    clock.set_ahead(3600);
+    play.run(
+        "o > LOCK.ACQUIRE k b -> null
+        lock_replies_withheld = 1
+        r goes on
+        a < token
+        o > CONFIG SET lock.replicas-timeout 3000
+        r stops
+        a > LOCK.ACQUIRE k a LEASE 36000000 -> ..",
+    );
+    clock.set_ahead(0);
+    play.run("a < !NOREPLICAS \n r goes on");
 }

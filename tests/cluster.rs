@@ -1,385 +1,256 @@
 //! Locks in a cluster whose slots move between its nodes.
 
 use std::net::SocketAddr;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{holders, transaction};
-use redis_lock_testing::{
-    Client, Cluster, LONG, MovingSlot, Play, eventually, int, nil, redis_cli, slot, status, tag,
-    token,
-};
+use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
+use redis_lock_testing::{Client, Cluster, Play, eventually, int, redis_cli, slot, tag, token};
 
-/// A slot that is moved step by step.
-struct Move(MovingSlot);
-
-impl Deref for Move {
-    type Target = MovingSlot;
-
-    fn deref(&self) -> &MovingSlot {
-        &self.0
-    }
+/// `h` holds the lock of a slot on node 0, and `w0` and `w1` wait for it.
+fn lined_up() -> Play {
+    let mut play = Play::moving();
+    play.run(
+        "h > LOCK.ACQUIRE $key h LONG -> H
+        each 0..1: w# > LOCK.ACQUIRE $key w# BLOCKED -> ..",
+    );
+    play
 }
 
-impl Move {
-    fn prepare() -> Self {
-        Self(MovingSlot::start())
-    }
+/// Those who wait hear that the slot has moved, and node 1 alone has the key.
+const REDIRECTED: &str = "each 0..1: w# < !MOVED $slot 127.0.0.1:$n1
+    until blocked_clients = 0
+    o > CLUSTER COUNTKEYSINSLOT $slot -> 0
+    o@n1 > CLUSTER COUNTKEYSINSLOT $slot -> 1
+    sound";
 
-    /// With a lock that this client holds on node 0, and its token.
-    fn held(lease: &str) -> (Self, Client, i64) {
-        let moving = Self::prepare();
-        let mut holder = moving.cluster.client(0);
-        let fence = holder.int(&format!("LOCK.ACQUIRE {} holder {lease}", moving.key));
-        (moving, holder, fence)
-    }
+/// The lease of the holder ends before the slot moves on.
+const END_LEASE: &str = "h > LOCK.RENEW $key h LEASE 100 -> 1
+    until o > CLUSTER COUNTKEYSINSLOT $slot -> 0";
 
-    /// Clients that wait on node 0.
-    fn waiters(&self, count: usize, options: &str) -> Vec<Client> {
-        let before = self.cluster.nodes[0].info("blocked_clients");
-        (0..count)
-            .map(|i| {
-                let mut waiter = self.cluster.client(0);
-                waiter.send(&format!(
-                    "LOCK.ACQUIRE {} waiter{i} {options} BLOCK 0",
-                    self.key
-                ));
-                self.cluster.nodes[0].await_blocked(before + i64::try_from(i).unwrap() + 1);
-                waiter
-            })
-            .collect()
-    }
-
-    fn assert_moved(&self, waiters: &mut [Client]) {
-        for waiter in waiters {
-            assert_eq!(waiter.reply_error(), self.moved());
-        }
-        self.cluster.nodes[0].await_blocked(0);
-    }
-
-    /// Has the holder's lease end soon, and waits until it has.
-    fn end_lease(&self, holder: &mut Client) {
-        let renewed = holder.call(&format!("LOCK.RENEW {} holder LEASE 100", self.key));
-        assert_eq!(renewed, int(1));
-        eventually("the lease is over", || self.keys_on(0) == 0);
-    }
-
-    /// This many keys are on the node that the slot leaves, and on the one that it comes to.
-    #[track_caller]
-    fn assert_keys(&self, counts: [i64; 2]) {
-        assert_eq!([self.keys_on(0), self.keys_on(1)], counts);
-    }
+/// The regular looks at a lock pass. It is the absence of an event that is observed.
+fn let_looks_pass() {
+    std::thread::sleep(Duration::from_millis(1200));
 }
 
 #[test]
 fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_node() {
-    let (moving, mut holder, fence) = Move::held(LONG);
-    let key = &moving.key;
-    holder.call(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
-    let stored = holder.hash(key);
-    let end = holder.int(&format!("PEXPIRETIME {key}"));
-    let mut line = moving.waiters(3, LONG);
-
-    moving.begin();
-    moving.migrate(key);
-    moving.assert_keys([0, 1]);
+    let mut play = lined_up();
+    play.run(&format!(
+        "h > LOCK.ACQUIRE $key h LONG -> H
+        h > HGETALL $key -> :stored
+        h > PEXPIRETIME $key -> :end
+        {BEGIN_MOVE}
+        {MIGRATE_KEY}"
+    ));
     // The key left node 0, which for a lock that does not move would mean that
-    // it came free. The regular looks at it pass meanwhile.
-    std::thread::sleep(Duration::from_millis(1200));
-    moving.assert_keys([0, 1]);
-    moving.cluster.nodes[0].await_blocked(3);
-    assert!(
-        holder
-            .error(&format!("LOCK.RELEASE {key} holder"))
-            .starts_with("ASK ")
-    );
-    moving.finish();
-    moving.assert_moved(&mut line);
-    moving.assert_keys([0, 1]);
-
-    let mut holder = moving.cluster.client(1);
-    assert_eq!(holder.hash(key), stored);
+    // it came free.
+    let_looks_pass();
     // MIGRATE sends how long the key has to live, not until when.
-    let late = holder.int(&format!("PEXPIRETIME {key}")) - end;
-    assert!((0..5000).contains(&late), "{late} ms later");
-    assert_eq!(holder.call(&format!("LOCK.ACQUIRE {key} other")), nil());
-    assert_eq!(
-        holder.call(&format!("LOCK.ACQUIRE {key} holder {LONG} HOLD 2")),
-        int(fence)
-    );
-    let mut waiter = moving.cluster.client(1);
-    waiter.send(&format!("LOCK.ACQUIRE {key} waiter0 {LONG} BLOCK 0"));
-    moving.cluster.nodes[1].await_blocked(1);
-    assert_eq!(
-        holder.call(&format!("LOCK.RELEASE {key} holder ALL")),
-        int(1)
-    );
-    assert!(token(&waiter.reply()) > fence);
-    moving.cluster.assert_sound();
+    play.run(&format!(
+        "blocked_clients = 2
+        h > LOCK.RELEASE $key h -> !ASK
+        {END_MOVE}
+        {REDIRECTED}
+        h@n1 > HGETALL $key -> $stored
+        h@n1 > PEXPIRETIME $key -> $end..$end+4999
+        h@n1 > LOCK.ACQUIRE $key other -> null
+        h@n1 > LOCK.ACQUIRE $key h LONG HOLD 2 -> H
+        w0@n1 > LOCK.ACQUIRE $key w0 BLOCKED -> ..
+        h@n1 > LOCK.RELEASE $key h ALL -> 1
+        w0@n1 < W
+        sound"
+    ));
 }
 
 #[test]
 fn a_lease_that_ends_after_the_slot_moved_is_handed_on_by_the_new_node_alone() {
-    let (moving, _, fence) = Move::held("LEASE 3000");
-    let key = &moving.key;
-    let mut line = moving.waiters(2, LONG);
-    moving.begin();
-    moving.migrate(key);
-    moving.finish();
-    moving.assert_moved(&mut line);
-    let mut waiter = moving.cluster.client(1);
-    waiter.send(&format!("LOCK.ACQUIRE {key} waiter0 {LONG} BLOCK 0"));
-    assert!(token(&waiter.reply()) > fence);
-    moving.assert_keys([0, 1]);
-    moving.cluster.assert_sound();
+    let mut play = lined_up();
+    // Long enough for the slot to move before its end.
+    play.run(&format!(
+        "h > LOCK.RENEW $key h LEASE 3000 -> 1
+        {BEGIN_MOVE}
+        {MIGRATE_KEY}
+        {END_MOVE}
+        {REDIRECTED}
+        w0@n1 > LOCK.ACQUIRE $key w0 LONG BLOCK 0 -> W
+        o > CLUSTER COUNTKEYSINSLOT $slot -> 0
+        sound"
+    ));
 }
 
 #[test]
 fn a_lease_that_ends_while_the_slot_moves_is_handed_on_by_nobody_until_it_has_moved() {
-    let (moving, mut holder, fence) = Move::held(LONG);
-    let key = &moving.key;
-    let mut line = moving.waiters(2, LONG);
-    moving.begin();
-    moving.end_lease(&mut holder);
-    std::thread::sleep(Duration::from_millis(1200));
-    moving.assert_keys([0, 0]);
-    moving.cluster.nodes[0].await_blocked(2);
+    let mut play = lined_up();
+    play.run(BEGIN_MOVE).run(END_LEASE);
+    let_looks_pass();
     // Whoever follows the redirection has it on the new node at once.
-    let mut other = moving.cluster.client(1);
-    other.call("ASKING");
-    assert!(other.int(&format!("LOCK.ACQUIRE {key} other {LONG}")) > fence);
-    moving.finish();
-    moving.assert_moved(&mut line);
-    moving.assert_keys([0, 1]);
-    moving.cluster.assert_sound();
+    play.run(&format!(
+        "o > CLUSTER COUNTKEYSINSLOT $slot -> 0
+        o@n1 > CLUSTER COUNTKEYSINSLOT $slot -> 0
+        blocked_clients = 2
+        other@n1 > ASKING -> OK
+        other@n1 > LOCK.ACQUIRE $key other LONG -> O
+        {END_MOVE}
+        {REDIRECTED}"
+    ));
 }
 
 #[test]
 fn a_move_that_is_given_up_serves_the_waiters_where_they_are() {
-    let (moving, mut holder, fence) = Move::held(LONG);
-    let mut line = moving.waiters(1, LONG);
-    moving.begin();
-    moving.end_lease(&mut holder);
-    moving.set(0, "STABLE");
-    moving.set(1, "STABLE");
-    assert!(token(&line[0].reply()) > fence);
-    moving.assert_keys([1, 0]);
+    lined_up().run(BEGIN_MOVE).run(END_LEASE).run(
+        "o > CLUSTER SETSLOT $slot STABLE -> OK
+        o@n1 > CLUSTER SETSLOT $slot STABLE -> OK
+        w0 < W
+        o > CLUSTER COUNTKEYSINSLOT $slot -> 1
+        o@n1 > CLUSTER COUNTKEYSINSLOT $slot -> 0",
+    );
 }
 
 #[test]
 fn a_waiter_on_the_node_that_takes_the_slot_over_stays_and_is_served() {
-    let (moving, _, fence) = Move::held("LEASE 3000");
-    let key = &moving.key;
-    moving.begin();
-    moving.migrate(key);
-    let mut waiter = moving.cluster.client(1);
-    waiter.call("ASKING");
-    waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0"));
-    moving.cluster.nodes[1].await_blocked(1);
-    moving.finish();
-    assert!(token(&waiter.reply()) > fence);
-    moving.assert_keys([0, 1]);
+    Play::moving().run(&format!(
+        "h > LOCK.ACQUIRE $key h LEASE 3000 -> H
+        {BEGIN_MOVE}
+        {MIGRATE_KEY}
+        w@n1 > ASKING -> OK
+        w@n1 > LOCK.ACQUIRE $key w BLOCKED -> ..
+        {END_MOVE}
+        w@n1 < W
+        o > CLUSTER COUNTKEYSINSLOT $slot -> 0
+        o@n1 > CLUSTER COUNTKEYSINSLOT $slot -> 1"
+    ));
 }
 
 #[test]
 fn a_release_while_the_slot_moves_hands_on_where_the_key_is() {
-    let (moving, mut holder, fence) = Move::held(LONG);
-    let key = &moving.key;
-    let mut line = moving.waiters(2, LONG);
-    moving.begin();
-    assert_eq!(holder.call(&format!("LOCK.RELEASE {key} holder")), int(1));
-    let granted = token(&line[0].reply());
-    assert!(granted > fence);
-    moving.migrate(key);
-    moving.finish();
-    moving.assert_moved(&mut line[1..]);
-    moving.assert_keys([0, 1]);
-    assert_eq!(
-        moving
-            .cluster
-            .client(1)
-            .call(&format!("LOCK.ACQUIRE {key} waiter0 {LONG}")),
-        int(granted)
-    );
+    lined_up().run(&format!(
+        "{BEGIN_MOVE}
+        h > LOCK.RELEASE $key h -> 1
+        w0 < W
+        w0 > LOCK.ACQUIRE $key more BLOCKED -> ..
+        {MIGRATE_KEY}
+        {END_MOVE}
+        {REDIRECTED}
+        o@n1 > LOCK.ACQUIRE $key w0 LONG -> W"
+    ));
 }
 
 #[test]
 fn a_reshard_by_redis_cli_redirects_the_waiters() {
-    let cluster = Cluster::start();
-    let keys: Vec<String> = (0..5)
-        .map(|n| format!("lock:{{{}}}", tag(|slot| slot < 30, n)))
-        .collect();
-    let mut holder = cluster.client(0);
-    let mut held = Vec::new();
-    let mut line = Vec::new();
-    for key in &keys {
-        let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
-        held.push((key, fence, holder.hash(key)));
-        let mut waiter = cluster.client(0);
-        waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0"));
-        line.push(waiter);
+    let mut play = Play::moving();
+    for n in 0..5 {
+        let tag = tag(|slot| slot < 30, n);
+        play.name(&format!("k{n}"), format!("lock:{{{tag}}}"));
     }
-    cluster.nodes[0].await_blocked(5);
-    cluster.reshard(0, 1, 30);
-    for waiter in &mut line {
-        assert!(waiter.reply_error().starts_with("MOVED "));
-    }
-    let mut there = cluster.client(1);
-    for (key, fence, stored) in held {
-        assert_eq!(there.hash(key), stored);
-        assert_eq!(
-            there.call(&format!("LOCK.ACQUIRE {key} holder {LONG}")),
-            int(fence)
-        );
-        let error = holder.error(&format!("LOCK.ACQUIRE {key} holder"));
-        assert!(error.starts_with("MOVED "), "{error}");
-    }
-    assert_eq!(holder.call("DBSIZE"), int(0));
-    for node in &cluster.nodes {
-        node.assert_sound();
-    }
+    play.run(
+        "each 0..4: h > LOCK.ACQUIRE $k# h LONG -> T# ; h > HGETALL $k# -> :stored#
+        each 0..4: w# > LOCK.ACQUIRE $k# w BLOCKED -> ..",
+    );
+    let node = play.addr().to_string();
+    let command = play.with_names("--cluster-from $id0 --cluster-to $id1 --cluster-slots 30");
+    let options: Vec<&str> = command.split(' ').collect();
+    let reshard = ["--cluster", "reshard", &node, "--cluster-yes"];
+    let (is_moved, said) = redis_cli(&[&reshard, &options[..]].concat()).unwrap();
+    assert!(is_moved, "{said}");
+    play.run(
+        "each 0..4: w# < !MOVED ; h > LOCK.ACQUIRE $k# h -> !MOVED
+        each 0..4: o@n1 > HGETALL $k# -> $stored# ; o@n1 > LOCK.ACQUIRE $k# h LONG -> T#
+        h > DBSIZE -> 0
+        sound",
+    );
 }
 
 #[test]
 fn scripts_transactions_and_keys_of_two_slots_answer_as_the_server_does() {
-    let moving = Move::prepare();
-    let key = &moving.key;
-    let mut client = moving.cluster.client(0);
-    let foreign = format!("lock:{{{}}}", tag(|slot| slot > 12000, 0));
+    let mut play = Play::moving();
+    let named = |which: fn(u16) -> bool, nth| format!("lock:{{{}}}", tag(which, nth));
+    play.name("foreign", named(|slot| slot > 12000, 0));
     // Another slot of the same node is no better.
-    let neighbour = format!("lock:{{{}}}", tag(|slot| slot < 5000, 1));
-    let mut expect = |command: &str, begins: &str| {
-        let reply = client.call(command);
-        let shown = match &reply {
-            Value::ServerError(error) => error.code().to_owned(),
-            other => format!("{other:?}"),
-        };
-        assert!(shown.starts_with(begins), "{command}: {shown}");
-    };
-    for command in ["ACQUIRE", "RELEASE", "RENEW"] {
-        expect(&format!("LOCK.{command} {foreign} holder"), "MOVED");
-    }
-    for (second, reply, executed) in [
-        (
-            format!("LOCK.RELEASE {key} holder"),
-            "simple",
-            "array([int(",
-        ),
-        (
-            format!("LOCK.ACQUIRE {foreign} holder"),
-            "MOVED",
-            "EXECABORT",
-        ),
-        (
-            format!("LOCK.ACQUIRE {neighbour} holder"),
-            "simple",
-            "CROSSSLOT",
-        ),
+    play.name("neighbour", named(|slot| slot < 5000, 1));
+    play.run("each ACQUIRE RELEASE RENEW: o > LOCK.# $foreign h -> !MOVED");
+    for (second, queued, executed) in [
+        ("RELEASE $key h", "QUEUED", "[token, 1]"),
+        ("ACQUIRE $foreign h", "!MOVED", "!EXECABORT"),
+        ("ACQUIRE $neighbour h", "QUEUED", "!CROSSSLOT"),
     ] {
-        expect("MULTI", "ok");
-        expect(&format!("LOCK.ACQUIRE {key} holder BLOCK 0"), "simple");
-        expect(&second, reply);
-        expect("EXEC", executed);
+        play.run(&format!(
+            "o > MULTI -> OK
+            o > LOCK.ACQUIRE $key h BLOCK 0 -> QUEUED
+            o > LOCK.{second} -> {queued}
+            o > EXEC -> {executed}"
+        ));
     }
-    let script = b"return redis.call('LOCK.ACQUIRE', ARGV[1], 'holder')";
-    let reply = client.words(&[b"EVAL", script, b"1", key.as_bytes(), foreign.as_bytes()]);
-    assert!(matches!(reply, Value::ServerError(_)), "{reply:?}");
-    assert_eq!(client.call("DBSIZE"), int(0));
-    moving.cluster.assert_sound();
+    let script = "return redis.call('LOCK.ACQUIRE',ARGV[1],'h')";
+    play.run(&format!(
+        "o > EVAL \"{script}\" 1 $key $foreign -> !
+        o > DBSIZE -> 0
+        sound"
+    ));
 }
 
 #[test]
 fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
-    let moving = Move::prepare();
-    let (key, cluster) = (&moving.key, &moving.cluster);
-    let replica = Cluster::node();
-    let (added, said) = redis_cli(&[
-        "--cluster",
-        "add-node",
-        &replica.addr().to_string(),
-        &cluster.nodes[0].addr().to_string(),
-        "--cluster-slave",
-        "--cluster-master-id",
-        &cluster.ids[0],
-    ])
-    .unwrap();
-    assert!(added, "no replica: {said}");
-    replica.await_link().unwrap();
-    let mut there = replica.client();
-    let mut holder = cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
-    let mut line = moving.waiters(3, LONG);
-    eventually("the replica has the lock", || {
-        there.call("DBSIZE") == int(1)
-    });
+    let mut play = lined_up();
+    let id = play.client("o").bulk("CLUSTER MYID");
+    let replica = Cluster::add_replica(&play.server, &id);
+    play.others.insert("r".into(), replica);
     // Who does not know it as a replica of that node does not vote for it.
-    let relation = format!("slave {}", cluster.ids[0]);
-    eventually("the nodes know the replica", || {
-        let knows = |node| cluster.client(node).bulk("CLUSTER NODES");
-        (0..3).all(|node| knows(node).contains(&relation))
-    });
-    assert_eq!(there.call("CLUSTER FAILOVER"), status("OK"));
-    for waiter in &mut line {
-        let error = waiter.reply_error();
+    play.run(
+        "until o@r > DBSIZE -> 1
+        each o o@n1 o@n2: until # > CLUSTER NODES -> ~slave $id0
+        o@r > CLUSTER FAILOVER -> OK",
+    );
+    for waiter in ["w0", "w1"] {
+        let error = play.client(waiter).reply_error();
         // Valkey 9 tells them where the slot is served now.
         let is_told = error.starts_with("UNBLOCKED ") || error.starts_with("MOVED ");
         assert!(is_told, "{error}");
     }
-    eventually("the replica serves the slot", || {
-        matches!(there.call(&format!("LOCK.ACQUIRE {key} rival")), Value::Nil)
-    });
-    let mut waiter = replica.client();
-    waiter.send_and_block(
-        &mut there,
-        &format!("LOCK.ACQUIRE {key} waiter0 {LONG} BLOCK 0"),
+    play.run(
+        "until o@r > LOCK.ACQUIRE $key rival -> null
+        w@r > LOCK.ACQUIRE $key w0 BLOCKED -> ..
+        o@r > LOCK.RELEASE $key h -> 1
+        w@r < W
+        until o > LOCK.RENEW $key h -> !MOVED
+        sound",
     );
-    assert_eq!(there.call(&format!("LOCK.RELEASE {key} holder")), int(1));
-    assert!(token(&waiter.reply()) > fence);
-    eventually("the old node redirects", || {
-        let reply = cluster.client(0).call(&format!("LOCK.RENEW {key} holder"));
-        matches!(reply, Value::ServerError(error) if error.code() == "MOVED")
-    });
-    moving.cluster.assert_sound();
-    replica.assert_sound();
 }
 
 /// Owners that hold a lock each, in slots of their own, and wait for the next
 /// one's; the last one would close the ring, of two or of four. The one that gives way helps the others.
 #[test]
 fn a_deadlock_of_two_across_slots_is_refused() {
-    for keys in [&["foo", "bar"][..], &["foo", "bar", "baz", "qux"]] {
-        let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
-        assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
+    let ring = ["foo", "bar", "baz", "qux"];
+    assert!(ring.windows(2).all(|pair| slot(pair[0]) != slot(pair[1])));
+    for keys in [&ring[..2], &ring] {
         let mut play = Play::on(Cluster::of_one_node());
-        for key in keys {
-            play.run(&format!("o > LOCK.ACQUIRE {key} of_{key} LONG -> token"));
-        }
+        let all = keys.join(" ");
+        play.run(&format!(
+            "each {all}: o > LOCK.ACQUIRE # of_# LONG -> token"
+        ));
         for pair in keys.windows(2) {
-            let [own, next] = pair else { unreachable!() };
+            let [own, next] = [pair[0], pair[1]];
             play.run(&format!(
                 "{own} > LOCK.ACQUIRE {next} of_{own} BLOCKED -> .."
             ));
         }
-        let (first, last) = (keys[0], keys[keys.len() - 1]);
-        let ask = format!("LOCK.ACQUIRE {first} of_{last} {LONG} BLOCK 5000");
-        let error = play.client("o").error(&ask);
-        assert!(error.starts_with("DEADLOCK "), "{error}");
-        for key in keys {
-            assert!(error.contains(&format!("'{key}'")), "{error}");
-        }
-        let before = keys[keys.len() - 2];
+        let (waiting, last) = (keys.len() - 1, keys[keys.len() - 1]);
+        let ask = format!("LOCK.ACQUIRE foo of_{last} LONG BLOCK 5000");
         play.run(&format!(
-            "lock_releases_deleted = 0
+            "o > {ask} -> !DEADLOCK
+            each {all}: o > {ask} -> ~'#'
+            lock_releases_deleted = 0
             lock_releases_expired = 0
-            lock_deadlocks_refused = 1
-            blocked_clients = {}
+            lock_deadlocks_refused = {}
+            blocked_clients = {waiting}
             o > LOCK.RELEASE {last} of_{last} -> 1
-            {before} < token",
-            keys.len() - 1
+            {} < token
+            sound",
+            1 + keys.len(),
+            keys[waiting - 1]
         ));
-        play.assert_sound();
     }
 }
 
@@ -392,15 +263,10 @@ fn the_list_in_a_transaction_of_another_slot_shows_who_holds() {
         a > LOCK.ACQUIRE bar a BLOCKED -> ..",
     );
     for before in ["GET foo", "SET foo 1", "LOCK.INFO foo"] {
-        play.run("o > DEL foo");
-        let replies = transaction(play.client("o"), &[before, "LOCK.LIST"]);
-        let Value::Array(listed) = &replies[1] else {
-            panic!("{replies:?}");
-        };
-        let [lock] = &listed[..] else {
-            panic!("not one lock: {listed:?}");
-        };
-        assert_eq!(holders(lock), ["b"], "after {before}");
+        play.run(&format!(
+            "o > DEL foo
+            o >> {before} | LOCK.LIST -> _ | {{0.holders ['b'] 1 nothing}}"
+        ));
     }
     let script = "redis.call('GET', KEYS[1]) return redis.call('LOCK.LIST')[1][4]";
     play.run(&format!("o > EVAL \"{script}\" 1 foo -> ['b']"));

@@ -16,97 +16,6 @@ fn two_owners_that_want_each_others_lock() {
     );
 }
 
-#[test]
-fn a_ring_of_fifty_owners() {
-    let mut play = Play::start();
-    for n in 0..50 {
-        play.run(&format!("o > LOCK.ACQUIRE k{n} o{n} LONG -> token"));
-    }
-    for n in 0..49 {
-        play.run(&format!(
-            "o{n} > LOCK.ACQUIRE k{} o{n} BLOCKED -> ..",
-            n + 1
-        ));
-    }
-    let error = play.client("o").error("LOCK.ACQUIRE k0 o49 BLOCK 0");
-    assert!(error.starts_with("DEADLOCK 'o49' waits for 'k0' held by 'o0', 'o0' waits for 'k1'"));
-    assert_eq!(error.matches("waits for").count(), 50);
-    play.run("blocked_clients = 49");
-}
-
-/// One of those who share the lock, or have its permits, waits for who would wait for all of
-/// them.
-#[test]
-fn through_readers_and_permits() {
-    for mode in ["SHARED", "LIMIT 2"] {
-        Play::start().run(&format!(
-            "o > LOCK.ACQUIRE pool a LONG {mode} -> token
-            o > LOCK.ACQUIRE pool b LONG {mode} -> token
-            o > LOCK.ACQUIRE own w LONG -> token
-            b > LOCK.ACQUIRE own b BLOCKED -> ..
-            o > LOCK.ACQUIRE pool w BLOCK 0 -> !DEADLOCK 'w' waits for 'pool' held by 'b', 'b' waits for 'own' held by 'w'"
-        ));
-    }
-}
-
-/// Wherever it is in the chain.
-#[test]
-fn one_of_several_permits_may_come_free_and_is_waited_for() {
-    for (last_key, last, first_key, first) in [
-        ("pool", "b LIMIT 2", "l", "a"),
-        ("l", "a", "pool", "b LIMIT 2"),
-    ] {
-        let [x, y] = [first, last].map(|request| &request[..1]);
-        let mut play = Play::start();
-        play.run(&format!(
-            "o > LOCK.ACQUIRE pool a LONG LIMIT 2 -> token
-            o > LOCK.ACQUIRE pool c LONG LIMIT 2 -> token
-            o > LOCK.ACQUIRE l b LONG -> token
-            {x} > LOCK.ACQUIRE {first_key} {first} BLOCKED -> ..
-            {y} > LOCK.ACQUIRE {last_key} {last} BLOCKED -> ..
-            o > LOCK.RELEASE pool c -> 1
-            b < token
-            o > LOCK.RELEASE l b -> 1
-            a < token
-            lock_deadlocks_refused = 0"
-        ));
-    }
-    // Of three holders two must go before this one may come in, not all.
-    Play::start().run(
-        "o > LOCK.ACQUIRE wide a LONG LIMIT 3 -> token
-        o > LOCK.ACQUIRE wide b LONG LIMIT 3 -> token
-        o > LOCK.ACQUIRE wide c LONG LIMIT 3 -> token
-        o > LOCK.ACQUIRE x q LONG -> token
-        a > LOCK.ACQUIRE x a BLOCKED -> ..
-        q > LOCK.ACQUIRE wide q BLOCKED LIMIT 2 -> ..
-        o > LOCK.RELEASE wide b -> 1
-        o > LOCK.RELEASE wide c -> 1
-        q < token",
-    );
-}
-
-/// An exclusive request waits for all holders, and whoever is behind it, too.
-#[test]
-fn where_all_holders_must_go_one_that_waits_is_enough() {
-    Play::start().run(
-        "o > LOCK.ACQUIRE pool a LONG LIMIT 2 -> token
-        o > LOCK.ACQUIRE pool c LONG LIMIT 2 -> token
-        o > LOCK.ACQUIRE l b LONG -> token
-        a > LOCK.ACQUIRE l a BLOCKED -> ..
-        b > LOCK.ACQUIRE pool b BLOCKED LIMIT 2 -> ..
-        b closes
-        until queue pool = nobody
-        o > LOCK.ACQUIRE pool b BLOCK 5000 -> !DEADLOCK
-        o > LOCK.ACQUIRE pool b BLOCK 5000 LIMIT 1 -> !DEADLOCK
-        d > LOCK.ACQUIRE pool d BLOCKED -> ..
-        o > LOCK.ACQUIRE pool b BLOCK 5000 LIMIT 2 -> !DEADLOCK 'b' waits for 'pool'
-        o > LOCK.ACQUIRE pool b BLOCK 5000 SHARED -> !DEADLOCK 'b' waits for 'pool'
-        d closes
-        until queue pool = nobody
-        b > LOCK.ACQUIRE pool b BLOCKED LIMIT 2 -> ..",
-    );
-}
-
 /// A user that may use some of the keys of a cycle. A key that it may write to alone is not
 /// one that it may read.
 #[test]
@@ -164,19 +73,6 @@ fn a_deadlock_names_no_key_in_a_database_that_its_user_may_not_use() {
     );
 }
 
-#[test]
-fn where_there_is_no_cycle_there_is_no_alarm() {
-    // A chain, and a waiter that has gone waits for nobody.
-    Play::start().run(
-        "o > LOCK.ACQUIRE k1 a LONG -> token
-        o > LOCK.ACQUIRE k2 b LONG -> token
-        a > LOCK.ACQUIRE k2 a BLOCKED -> ..
-        c > LOCK.ACQUIRE k1 c BLOCKED -> ..
-        a closes
-        b > LOCK.ACQUIRE k1 b BLOCKED -> ..",
-    );
-}
-
 /// In one turn: the lock was freed and the waiter granted, or no timer runs before the look
 /// finds that its lease is over.
 #[test]
@@ -204,16 +100,5 @@ fn across_databases() {
         b > LOCK.ACQUIRE k b BLOCKED -> ..
         one > LOCK.ACQUIRE k a BLOCK 0 -> !DEADLOCK
         one > LOCK.RELEASE k b -> 1",
-    );
-}
-
-#[test]
-fn it_can_be_switched_off() {
-    Play::start().run(
-        "o > CONFIG SET lock.deadlock-detection no
-        o > LOCK.ACQUIRE k1 a LONG -> token
-        o > LOCK.ACQUIRE k2 b LONG -> token
-        a > LOCK.ACQUIRE k2 a BLOCKED -> ..
-        o > LOCK.ACQUIRE k1 b BLOCK 30 -> null",
     );
 }

@@ -1,10 +1,7 @@
 //! Sessions that have ended, and what the next command sees of their locks.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
-use redis_lock_testing::{
-    LONG, Play, TestServer, eventually, int, module, stay_on_one_processor, text, token,
-};
+use redis_lock_testing::{Play, module, stay_on_one_processor, token};
 
 const ASKS: [&str; 4] = ["", "HOLD 1", "SESSION", "HOLD 1 SESSION"];
 
@@ -83,86 +80,45 @@ fn its_lock_is_not_shown_as_held_by_it() {
         if waits {
             play.run("next > LOCK.ACQUIRE k next BLOCKED -> ..");
         }
-        let kill = format!("CLIENT KILL ID {}", play.client("s").int("CLIENT ID"));
-        let replies = transaction(play.client("o"), &[&kill, &format!("LOCK.{command}")]);
-        let shown = format!("{:?}", replies[1]);
-        assert!(!shown.contains(&format!("{:?}", text("s"))), "{shown}");
-        let is_free = shown.contains(&format!("{:?}", text("free")));
-        assert!(is_free || waits, "{shown}");
+        play.run(&format!(
+            "o >> CLIENT KILL ID $s | LOCK.{command} -> 1 | :shown"
+        ));
+        let shown = play.with_names("$shown");
+        assert!(!shown.contains("'s'"), "{shown}");
+        assert!(waits || shown.contains("'free'"), "{shown}");
     }
 }
 
-/// Ends a session of 300 readers in a transaction with this command, and returns its reply.
-/// Another reader is left, if one is named.
-#[track_caller]
-fn end_a_crowd(left: Option<&str>, command: &str) -> (TestServer, Value) {
-    const CROWD: usize = 300;
-    let server = TestServer::start();
-    let (mut client, mut session) = (server.client(), server.client());
-    let id = session.int("CLIENT ID");
-    for n in 0..CROWD {
-        if let Some(left) = left.filter(|_| n == CROWD / 2) {
-            client.int(&format!("LOCK.ACQUIRE k {left} {LONG} SHARED"));
-        }
-        session.send(&format!("LOCK.ACQUIRE k n{n} {LONG} SHARED SESSION"));
-        token(&session.reply());
-    }
-    let replies = transaction(&mut client, &[&format!("CLIENT KILL ID {id}"), command]);
-    (server, replies[1].clone())
-}
-
-/// Who holds the lock when all is settled, and how many sessions were ended.
-#[track_caller]
-fn assert_left(server: &TestServer, left: &[&str]) {
-    let mut client = server.client();
-    eventually("all has settled", || {
-        let fields = client.hash("k").into_iter().map(|(name, _)| name);
-        let mut holders: Vec<_> = fields.filter(|name| !name.starts_with('@')).collect();
-        holders.sort();
-        holders == left && client.info("lock_sessions") == 0
-    });
-    assert_eq!(client.info("lock_releases_session"), 300);
-    eventually("all is measured", || client.info("lock_hold_count") == 300);
-}
-
+/// Of 300; another reader is left, or none.
 #[test]
 fn a_crowd_of_readers_ends_with_its_connection() {
     let script = "EVAL return(redis.call('LOCK.ACQUIRE','k','x')) 0";
-    for (left, command, is_granted, holders) in [
-        (None, "LOCK.ACQUIRE k x", Some(true), &["x"][..]),
-        (None, script, Some(true), &["x"]),
-        (None, "LOCK.BREAK k", None, &[]),
-        (Some("z"), "LOCK.ACQUIRE k x", Some(false), &["z"]),
-        (
-            Some("z"),
-            "LOCK.ACQUIRE k x LIMIT 2",
-            Some(true),
-            &["x", "z"],
-        ),
-        (Some("z"), "LOCK.BREAK k", None, &[]),
+    for (is_left, command, reply, x, z, fields) in [
+        (false, "LOCK.ACQUIRE k x", "token", "'1'", "null", 2),
+        (false, script, "token", "'1'", "null", 2),
+        (false, "LOCK.BREAK k", "0", "null", "null", 0),
+        (true, "LOCK.ACQUIRE k x", "null", "null", "'1'", 3),
+        (true, "LOCK.ACQUIRE k x LIMIT 2", "token", "'1'", "'1'", 5),
+        (true, "LOCK.BREAK k", "1", "null", "null", 0),
     ] {
-        let (server, reply) = end_a_crowd(left, command);
-        match is_granted {
-            Some(true) => _ = token(&reply),
-            Some(false) => assert_eq!(reply, Value::Nil, "{command}"),
-            None => assert_eq!(reply, int(left.is_some().into()), "{command}"),
+        let mut play = Play::start();
+        play.run("each 0..149: s > LOCK.ACQUIRE k n# LONG SHARED SESSION -> token");
+        if is_left {
+            play.run("o > LOCK.ACQUIRE k z LONG SHARED -> token");
         }
-        assert_left(&server, holders);
-        let is_broken = left.is_some() && is_granted.is_none();
-        assert_eq!(server.info("lock_releases_broken"), is_broken.into());
+        let is_broken = i64::from(reply == "1");
+        play.run(&format!(
+            "each 150..299: s > LOCK.ACQUIRE k n# LONG SHARED SESSION -> token
+            o >> CLIENT KILL ID $s | {command} -> 1 | {reply}
+            until lock_sessions = 0
+            until o > HLEN k -> {fields}
+            o > HGET k x -> {x}
+            o > HGET k z -> {z}
+            lock_releases_session = 300
+            until lock_hold_count = 300
+            lock_releases_broken = {is_broken}"
+        ));
     }
-}
-
-#[test]
-fn a_reader_among_readers_ends_alone() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k reader LONG SHARED SESSION -> token
-        o > LOCK.ACQUIRE k other LONG SHARED -> token
-        o >> CLIENT KILL ID $s | LOCK.RENEW k reader LONG | LOCK.RENEW k other LONG -> 1 | 0 | 1
-        settled
-        o > HGET k reader -> null
-        o > HGET k other -> '1'",
-    );
 }
 
 /// Its connection ends while the server must not write, and its owner asks on
@@ -190,93 +146,77 @@ fn its_owner_asks_again_after_a_pause_of_the_server() {
     };
 }
 
+/// How a session ends, and what is left to do.
+const CLOSES: [&str; 2] = ["s drops", ""];
+const QUITS: [&str; 2] = ["s sends QUIT", "s drops"];
+
 /// What keeps the server from reading while a session ends.
-#[derive(Clone, Copy)]
-enum Busy {
-    Not,
-    Asleep,
-    InAScript,
-}
+const ASLEEP: &str = "busy sends DEBUG SLEEP 0.005";
+const IN_A_SCRIPT: &str =
+    "busy sends EVAL \"local n = 0 for i = 1, 500000 do n = n + i end return 1\" 0";
 
 /// Ends sessions again and again while their owner asks on a connection that is
 /// open already. Whoever is told that it holds the lock must still hold it.
 #[track_caller]
-fn check_rounds(quit: bool, busy: &[Busy]) {
+fn check_rounds([ends, after]: [&str; 2], busy: &[&str]) {
     stay_on_one_processor();
-    let server = TestServer::start();
-    let (mut observer, mut sleeper) = (server.client(), server.client());
-    let (mut pooled, mut next) = (server.client(), server.client());
+    let mut play = Play::start();
+    play.run("each pooled busy: # > PING -> PONG");
     for round in 0..200 {
         let ask = [
-            "LOCK.ACQUIRE k owner LEASE 600000",
-            "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1",
-            "LOCK.ACQUIRE k owner LEASE 600000 SESSION",
-            "LOCK.RENEW k owner LEASE 600000",
+            "LOCK.ACQUIRE k owner LONG",
+            "LOCK.ACQUIRE k owner LONG HOLD 1",
+            "LOCK.ACQUIRE k owner LONG SESSION",
+            "LOCK.RENEW k owner LONG",
         ][round % 4];
-        let mut session = server.client();
-        let id = session.int("CLIENT ID");
-        let first = session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION"));
-        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-        await_waiting(&mut observer, "k", 1);
         let busy = busy[round / 4 % busy.len()];
-        match busy {
-            Busy::Not => {}
-            Busy::Asleep => sleeper.send("DEBUG SLEEP 0.005"),
-            Busy::InAScript => {
-                let script = b"local n = 0 for i = 1, 500000 do n = n + i end return 1";
-                sleeper.send_words(&[b"EVAL", script, b"0"]);
-            }
-        }
-        if quit {
-            session.send("QUIT");
-        } else {
-            drop(session);
-        }
-        let reply = pooled.call(ask);
-        if !matches!(busy, Busy::Not) {
-            sleeper.reply();
-        }
-        await_gone(&mut observer, id);
-        settle(&server);
-        let told = match reply {
-            Value::Nil => None,
-            Value::Int(renewed) if ask.starts_with("LOCK.RENEW") => (renewed == 1).then_some(first),
-            reply => Some(token(&reply)),
+        let awake = if busy.is_empty() { "" } else { "busy < _" };
+        play.run(&format!(
+            "s > CLIENT ID -> :id
+            s > LOCK.ACQUIRE k owner LONG SESSION -> T{round}
+            next > LOCK.ACQUIRE k next BLOCKED -> ..
+            {busy}
+            {ends}
+            pooled > {ask} -> :told
+            {awake}
+            $id gone
+            settled
+            {after}"
+        ));
+        let told = match play.with_names("$told").as_str() {
+            "null" | "0" => None,
+            "1" => Some(play.token(&format!("T{round}")).to_string()),
+            token => Some(token.to_owned()),
         };
+        // Told, and not taken then.
         if let Some(told) = told {
-            let stored = [
-                observer.call("HEXISTS k owner"),
-                observer.call("HGET k @fence"),
-            ];
-            assert_eq!(
-                stored,
-                [int(1), text(told.to_string())],
-                "round {round}, {ask}: told, then taken"
-            );
-            assert_eq!(waiting(&mut observer, "k"), 1, "round {round}, {ask}");
-            assert_eq!(pooled.call("LOCK.RELEASE k owner ALL"), int(1));
+            play.run(&format!(
+                "o > HEXISTS k owner -> 1
+                o > HGET k @fence -> '{told}'
+                queue k = next
+                pooled > LOCK.RELEASE k owner ALL -> 1"
+            ));
         }
-        let granted = token(&next.reply());
-        assert!(granted > first, "round {round}, {ask}");
-        assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
+        play.run(&format!(
+            "next < N{round}\n next > LOCK.RELEASE k next -> 1"
+        ));
     }
-    assert_eq!(observer.int("EXISTS k"), 0);
-    assert_eq!(observer.info("lock_sessions"), 0);
+    play.run("o > EXISTS k -> 0 \n lock_sessions = 0");
 }
 
 #[test]
 fn who_asks_after_a_close_keeps_what_it_is_told_of() {
-    check_rounds(false, &[Busy::Not]);
+    check_rounds(CLOSES, &[""]);
 }
 
 #[test]
 fn who_asks_after_a_close_of_which_a_busy_server_hears_late() {
-    check_rounds(false, &[Busy::Asleep, Busy::InAScript]);
+    check_rounds(CLOSES, &[ASLEEP, IN_A_SCRIPT]);
 }
 
 #[test]
 fn who_asks_after_quit_keeps_what_it_is_told_of() {
-    check_rounds(true, &[Busy::Not, Busy::Asleep, Busy::InAScript]);
+    check_rounds(QUITS, &["", ASLEEP, IN_A_SCRIPT]);
 }
 
 /// The hold of a session was deleted, another holds the lock, and the owner
@@ -298,19 +238,21 @@ fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
         settled
         bound k = second",
     );
-    let observer = play.client("o");
-    let end = observer.int("PEXPIRETIME k");
-    eventually("the lease is kept up", || {
-        assert_eq!(observer.call("HEXISTS k s"), int(1));
-        observer.int("PEXPIRETIME k") > end + 2000
-    });
-    play.run("queue k = next \n second drops \n next < token");
+    // The lease is kept up.
+    play.run(
+        "o > PEXPIRETIME k -> :end
+        until o > PEXPIRETIME k -> $end+2001..
+        o > HEXISTS k s -> 1
+        queue k = next
+        second drops
+        next < token",
+    );
 }
 
 #[test]
 fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
     let mut play = Play::start();
-    play.others.insert("primary", TestServer::start());
+    play.run("primary starts");
     play.run(&format!(
         "before > LOCK.ACQUIRE before s SESSION LEASE 2000 -> token
         o > REPLICAOF 127.0.0.1 $primary -> OK
@@ -342,9 +284,10 @@ fn a_lock_that_moved_is_a_plain_hold_where_it_is() {
             o > {command}
             o > SELECT {db}"
         ));
-        let end = play.client("o").int(&format!("PEXPIRETIME {key}"));
+        let ends = format!("PEXPIRETIME {key}");
+        let end = play.client("o").int(&ends);
         play.run("until lock_sessions = 0");
-        let now = play.client("o").int(&format!("PEXPIRETIME {key}"));
+        let now = play.client("o").int(&ends);
         assert!(now == end || now == -2, "{command}: {now}");
         play.run(&format!(
             "s closes
@@ -352,56 +295,4 @@ fn a_lock_that_moved_is_a_plain_hold_where_it_is() {
             next > LOCK.ACQUIRE {key} next BLOCK 0 -> token"
         ));
     }
-}
-
-#[test]
-fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting_for_what_is_left_of_its_lease() {
-    uncontended().run(
-        "o > LOCK.ACQUIRE other somebody LONG -> token
-        next > LOCK.ACQUIRE other next BLOCKED -> ..
-        o > RENAME k other -> OK
-        s closes
-        settled
-        queue other = next
-        o > HGET other s -> '1'
-        o > LOCK.BREAK other -> 1
-        next < token",
-    );
-}
-
-#[test]
-fn a_session_whose_lease_ended_unnoticed_is_closed() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k s LEASE 200 SESSION -> S
-        new > DEBUG SLEEP 0.5 | LOCK.ACQUIRE k s LONG SESSION -> OK | token
-        s < closed
-        o > HGET k s -> '1'",
-    );
-}
-
-#[test]
-fn a_renewal_of_another_hold_does_not_touch_the_session() {
-    uncontended().run(
-        "o > DEL k -> 1
-        s > LOCK.ACQUIRE k s LONG -> token
-        s > LOCK.RENEW k s LEASE 1 -> 1
-        until o > EXISTS k -> 0
-        settled
-        s > PING -> PONG",
-    );
-}
-
-#[test]
-fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
-    Play::start().run(
-        "s > LOCK.ACQUIRE k s LEASE 300 SESSION -> S
-        other > LOCK.ACQUIRE k s LONG -> S
-        o > CONFIG SET min-replicas-to-write 1 -> OK
-        o > DEBUG SLEEP 0.4 -> OK
-        o > PING -> PONG
-        o > CONFIG SET min-replicas-to-write 0 -> OK
-        settled
-        s > PING -> PONG
-        o > HGET k s -> '2'",
-    );
 }

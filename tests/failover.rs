@@ -5,15 +5,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::await_role;
-use redis_lock_testing::{
-    LONG, NO_REGULAR_LOOKS, Play, TestServer, eventually, int, module, nil, status, token,
-};
-
-fn follow(server: &TestServer, primary: &TestServer) {
-    let follow = format!("REPLICAOF 127.0.0.1 {}", primary.port());
-    assert_eq!(server.client().call(&follow), status("OK"));
-}
+use redis_lock_testing::{NO_REGULAR_LOOKS, Play, TestServer, int, module};
 
 /// Nothing may be granted during this time. It is the absence of an event that
 /// is observed, so there is nothing to poll for.
@@ -69,7 +61,7 @@ fn assert_served(play: &mut Play, key: &str) {
 #[test]
 fn on_demotion_every_waiter_hears_of_it_and_none_is_granted() {
     let mut play = Play::start();
-    play.others.insert("r", TestServer::start());
+    play.run("r starts");
     line_up(&mut play, &["a", "b"]);
     // In one turn of the event loop.
     play.run(
@@ -103,9 +95,7 @@ fn on_demotion_every_waiter_hears_of_it_and_none_is_granted() {
 #[test]
 fn a_demotion_tells_many_places_of_many_locks() {
     let mut play = Play::held().with_replica();
-    for i in 0..50 {
-        play.run(&format!("h > LOCK.ACQUIRE k{i} h LONG -> token"));
-    }
+    play.run("each 0..49: h > LOCK.ACQUIRE k# h LONG -> token");
     for i in 0..1000 {
         play.run(&format!(
             "ears > LOCK.ACQUIRE k{} owner{i} PLACED -> 0",
@@ -129,8 +119,7 @@ fn a_demotion_tells_many_places_of_many_locks() {
 #[test]
 fn what_ended_just_before_a_demotion_is_not_undone_after_it() {
     let mut play = Play::start().with_replica();
-    play.run("s > LOCK.ACQUIRE k s LONG SESSION -> S");
-    play.assert_in_step();
+    play.run("s > LOCK.ACQUIRE k s LONG SESSION -> S \n in step");
     // In one turn of the event loop: the connection ends, and the server is a
     // replica before it can give the lock back.
     play.run(
@@ -161,90 +150,75 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
         h > LOCK.ACQUIRE kept h LONG -> A
         h > LOCK.ACQUIRE released h LONG -> B
         h > LOCK.ACQUIRE released h LONG -> B
-        h > LOCK.ACQUIRE short h LONG -> C",
-    );
-    play.assert_in_step();
-    let stored = play.client("h").hash("kept");
-    play.run(
-        "h at r
-        short at r
-        released at r
+        h > LOCK.ACQUIRE short h LONG -> C
+        in step
+        h > HGETALL kept -> :stored
+        h at r
         h > REPLICAOF NO ONE -> OK
-        short > LOCK.ACQUIRE short w BLOCKED -> ..
-        released > LOCK.ACQUIRE released w BLOCKED -> ..",
-    );
-    assert_eq!(play.client("h").hash("kept"), stored);
-    play.run(
-        "h > LOCK.ACQUIRE kept other -> null
+        short@r > LOCK.ACQUIRE short w BLOCKED -> ..
+        released@r > LOCK.ACQUIRE released w BLOCKED -> ..
+        h > HGETALL kept -> $stored
+        h > LOCK.ACQUIRE kept other -> null
         h > LOCK.ACQUIRE kept h HOLD 3 -> A
         h > LOCK.RELEASE released h ALL -> 1
         h > LOCK.RENEW short h LEASE 300 -> 1
-        released < D
-        short < E
-        h > LOCK.RELEASE short h -> null",
+        released@r < D
+        short@r < E
+        h > LOCK.RELEASE short h -> null
+        sound",
     );
-    play.others["r"].assert_sound();
 }
 
 #[test]
 fn a_replica_grants_nothing_when_a_lease_ends_and_gives_no_places() {
-    let mut play = Play::held().with_replica();
-    play.run("w > LOCK.ACQUIRE k w BLOCKED -> ..");
-    play.assert_in_step();
-    play.run(
-        "there at r
+    Play::held().with_replica().run(
+        "w > LOCK.ACQUIRE k w BLOCKED -> ..
+        in step
+        there at r
         there > LOCK.ACQUIRE k other BLOCK 0 -> !READONLY
         there > LOCK.ACQUIRE k other QUEUE 60000 ch -> !READONLY
         h > LOCK.RENEW k h LEASE 300 -> 1
-        w < W",
+        w < W
+        in step
+        there > HLEN k -> 2
+        there > HGET k w -> '1'
+        there > HGET k @fence -> '$W'
+        there > CONFIG SET replica-read-only no
+        there > LOCK.ACQUIRE k a QUEUE 60000 ch -> !READONLY
+        there > LOCK.ACQUIRE k a QUEUE 60000 ch -> ~leave BLOCK, QUEUE and SESSION out
+        r.lock_places = 0",
     );
-    play.assert_in_step();
-    let stored = [
-        ("@fence".into(), play.token("W").to_string()),
-        ("w".into(), "1".into()),
-    ];
-    assert_eq!(play.client("there").hash("k"), stored);
-    play.run("there > CONFIG SET replica-read-only no");
-    let error = play
-        .client("there")
-        .error("LOCK.ACQUIRE k a QUEUE 60000 ch");
-    assert!(error.starts_with("READONLY "), "{error}");
-    assert!(
-        error.contains("leave BLOCK, QUEUE and SESSION out"),
-        "{error}"
-    );
-    assert_eq!(play.others["r"].info("lock_places"), 0);
 }
 
 #[test]
 fn failover_unblocks_the_waiters_and_keeps_the_locks() {
     let mut play = Play::start().with_replica();
     line_up(&mut play, &["long", "short"]);
-    let fence = play.client("h").bulk("HGET long @fence");
-    play.run("h > LOCK.RENEW short h LEASE 1000 | FAILOVER -> 1 | OK");
+    play.run(
+        "h > LOCK.ACQUIRE long h LONG -> L
+        h > LOCK.RENEW short h LEASE 1000 | FAILOVER -> 1 | OK",
+    );
     assert_unblocked(&mut play, &["long", "short"]);
-    await_role(&mut play.server.client(), "slave");
-    await_role(&mut play.others["r"].client(), "master");
-    play.run(&format!(
-        "h at r
+    play.run(
+        "until h > INFO replication -> ~role:slave
+        until h@r > INFO replication -> ~role:master
+        h at r
         w at r
         ears at r
         ears hears ch
         h > LOCK.ACQUIRE long other -> null
-        h > LOCK.ACQUIRE long h LONG -> {fence}
+        h > LOCK.ACQUIRE long h LONG -> L
         w > LOCK.ACQUIRE long w BLOCKED -> ..
         ears > LOCK.ACQUIRE long p PLACED -> 0
         h > LOCK.RELEASE long h ALL -> 1
         w < W
         w > LOCK.RELEASE long w -> 1
         ears heard p P
-        until h > LOCK.ACQUIRE short another -> token"
-    ));
-    assert!(play.token("W").to_string() > fence);
+        until h > LOCK.ACQUIRE short another -> token
+        sound",
+    );
     play.await_link().unwrap();
     play.others["r"].assert_same_data(&play.server);
-    play.others["r"].assert_sound();
-    play.assert_sound();
 }
 
 #[test]
@@ -261,13 +235,11 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
         wk < token",
     );
     assert!(paused_at.elapsed() >= Duration::from_millis(999));
-    play.run("r goes on");
-    let mut client = play.server.client();
-    eventually("the failover is over", || {
-        let info = client.bulk("INFO replication");
-        info.contains("master_failover_state:no-failover")
-    });
-    play.assert_sound();
+    play.run(
+        "r goes on
+        until h > INFO replication -> ~master_failover_state:no-failover
+        sound",
+    );
 }
 
 #[test]
@@ -277,11 +249,9 @@ fn a_grant_that_a_demotion_left_unclaimed_ends_with_its_lease() {
         "h > CONFIG SET lock.claim-timeout 300
         ears > LOCK.ACQUIRE k a PLACED -> 0
         h > LOCK.RELEASE k h -> 1
-        ears heard a token",
-    );
-    play.assert_in_step();
-    play.run(
-        "new at r
+        ears heard a token
+        in step
+        new at r
         new > REPLICAOF NO ONE -> OK
         until new > EXISTS k -> 0
         new > LOCK.ACQUIRE k b -> token",
@@ -311,8 +281,7 @@ fn client_pause_over_a_leases_end_puts_the_grant_off() {
         }
         play.run("wk < token");
         assert!(start.elapsed() >= Duration::from_millis(2499), "{mode}");
-        play.run("h > LOCK.RELEASE k w -> 1 \n ears heard p token");
-        play.assert_in_step();
+        play.run("h > LOCK.RELEASE k w -> 1 \n ears heard p token \n in step");
     }
 }
 
@@ -327,40 +296,7 @@ fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
     assert_served(&mut play, "short");
     play.run("queue k = w p \n h > LOCK.RELEASE k h ALL -> 1");
     assert_served(&mut play, "k");
-    play.assert_sound();
-}
-
-/// Of the two databases each has a lock that the other has not, and one of a common name.
-#[test]
-fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there() {
-    let mut play = Play::start();
-    play.run("ears hears ch");
-    for db in [0, 1] {
-        play.run(&format!(
-            "h{db} > SELECT {db}
-            w{db} > SELECT {db}
-            x{db} > SELECT {db}
-            h{db} > LOCK.ACQUIRE k h LONG -> token
-            h{db} > LOCK.ACQUIRE only{db} h LONG -> token
-            w{db} > LOCK.ACQUIRE only{db} w{db} BLOCKED -> ..
-            x{db} > LOCK.ACQUIRE k x{db} BLOCKED -> ..
-            ears > SELECT {db}
-            ears > LOCK.ACQUIRE only{db} p{db} PLACED -> 0"
-        ));
-    }
-    play.run("h0 > SWAPDB 0 1 -> OK");
-    for db in [0, 1] {
-        play.run(&format!(
-            "w{db} < token
-            h{db} > HGET only{db} w{db} -> '1'
-            h{db} > LOCK.RELEASE only{db} w{db} -> 1
-            ears heard p{db} token
-            h{db} > HGET only{db} p{db} -> '1'
-            h{db} > LOCK.RELEASE k h -> 1
-            x{db} < token
-            h{db} > HGET k x{db} -> '1'"
-        ));
-    }
+    play.run("sound");
 }
 
 /// What somebody waits for, and what is kept up.
@@ -380,6 +316,13 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
         w < token
         h > MODULE UNLOAD lock -> !ERR
         h > LOCK.RELEASE k w -> 1
+        ears hears ch
+        h > LOCK.ACQUIRE k h LONG -> token
+        h > LOCK.ACQUIRE k p PLACED -> 0
+        h > MODULE UNLOAD lock -> !ERR
+        h > LOCK.RELEASE k p -> null
+        ears heard p 0 0
+        h > LOCK.RELEASE k h -> 1
         until h > MODULE UNLOAD lock -> OK
         h > LOCK.ACQUIRE k h -> !ERR unknown command
         h > {load} -> OK
@@ -388,16 +331,14 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
         h > LOCK.RENEW k h LEASE 100 -> 1
         w < token"
     ));
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
 fn shutdown_with_waiters_ends_cleanly() {
     let mut play = Play::start();
     line_up(&mut play, &["k", "short"]);
-    for i in 0..100 {
-        play.run(&format!("ears > LOCK.ACQUIRE k owner{i} PLACED -> 0"));
-    }
+    play.run("each 0..99: ears > LOCK.ACQUIRE k owner# PLACED -> 0");
     play.run("h sends LOCK.RENEW short h LEASE 1 | SHUTDOWN NOSAVE");
     // The server may end before it has written the first reply.
     let replies = [(); 2].map(|()| play.client("h").try_reply());
@@ -424,36 +365,34 @@ fn check_full_sync(lease_ms: u64) -> bool {
         "--repl-diskless-sync-delay",
         "0",
     ];
-    let (one, other) = (
-        TestServer::start_with(&options),
-        TestServer::start_with(&options),
-    );
-    follow(&other, &one);
-    other.await_link().unwrap();
-    let mut here = one.client();
-    for n in 0..8 {
-        token(&here.call(&format!("LOCK.ACQUIRE k o{n} {LONG} LIMIT 9")));
-    }
-    token(&here.call(&format!("LOCK.ACQUIRE k b LEASE {lease_ms} LIMIT 9")));
+    let mut play = Play::on(TestServer::start_with(&options));
+    let replica = TestServer::start_with(&options);
+    play.others.insert("other".into(), replica);
+    let here = play.port();
+    play.run(&format!(
+        "there at other
+        there > REPLICAOF 127.0.0.1 {here} -> OK
+        each 0..7: o > LOCK.ACQUIRE k o# LONG LIMIT 9 -> token
+        o > LOCK.ACQUIRE k b LEASE {lease_ms} LIMIT 9 -> token"
+    ));
     let over = Instant::now() + Duration::from_millis(lease_ms + 100);
-    let mut there = other.client();
-    eventually("the replica has all holders", || {
-        there.call("HLEN k") == int(19)
-    });
-    assert_eq!(there.call("REPLICAOF NO ONE"), status("OK"));
+    play.run(
+        "until there > HLEN k -> 19
+        there > REPLICAOF NO ONE -> OK",
+    );
     // The key does not end later for it.
-    if there.call("LOCK.RENEW k b LEASE 300000") == int(0) {
+    if play.client("there").int("LOCK.RENEW k b LEASE 300000") == 0 {
         return false;
     }
     // What the old primary took too long makes it load the whole data set.
-    assert_eq!(here.call("SET stray x"), status("OK"));
-    follow(&one, &other);
-    one.await_link().unwrap();
-    assert_eq!(here.call("EXISTS stray"), int(0));
-    assert_eq!(here.call("REPLICAOF NO ONE"), status("OK"));
+    play.run("o > SET stray x \n o > REPLICAOF 127.0.0.1 $other -> OK");
+    play.await_link().unwrap();
+    play.run("o > EXISTS stray -> 0 \n o > REPLICAOF NO ONE -> OK");
     std::thread::sleep(over.saturating_duration_since(Instant::now()));
-    assert_eq!(here.call("LOCK.ACQUIRE k newcomer LIMIT 9"), nil());
-    assert_eq!(here.call("LOCK.RENEW k b LEASE 300000"), int(1));
+    play.run(
+        "o > LOCK.ACQUIRE k newcomer LIMIT 9 -> null
+        o > LOCK.RENEW k b LEASE 300000 -> 1",
+    );
     true
 }
 

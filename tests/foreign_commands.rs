@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::scene::await_waiting;
 use redis_lock_testing::{Client, Play, TestServer, int};
 
 /// `h` holds `k`, `w` waits for it, and `p` has a place behind that.
@@ -48,7 +47,7 @@ fn assert_handed_on(play: &mut Play) {
         w > LOCK.RELEASE k p -> 1
         w > EXISTS k -> 0",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]
@@ -178,28 +177,23 @@ fn evicted_by_any_policy_that_may() {
 #[test]
 fn what_makes_the_key_no_lock_tells_those_who_wait() {
     for commands in [
-        &["SET k v"][..],
-        &["SETEX k 100 v"],
-        &["PSETEX k 100000 v"],
-        &["MSET other v k v"],
-        &["SET string v", "BITOP NOT k string"],
-        &["SET string v", "COPY string k REPLACE"],
-        &["SET string v", "RENAME string k"],
-        &["SADD set m", "SUNIONSTORE k set"],
-        &["RPUSH list 1", "SORT list STORE k"],
-        &["ZADD zset 1 m", "ZUNIONSTORE k 1 zset"],
-        &["ZADD zset 1 m", "ZRANGESTORE k zset 0 1"],
-        &[
-            "GEOADD g 1 1 m",
-            "GEOSEARCHSTORE k g FROMMEMBER m BYRADIUS 1 m",
-        ],
-        &["MULTI", "SET k v", "EXEC"],
-        &["EVAL \"return redis.call('set', 'k', 'v')\" 0"],
+        "SET k v",
+        "SETEX k 100 v",
+        "PSETEX k 100000 v",
+        "MSET other v k v",
+        "SET string v | BITOP NOT k string",
+        "SET string v | COPY string k REPLACE",
+        "SET string v | RENAME string k",
+        "SADD set m | SUNIONSTORE k set",
+        "RPUSH list 1 | SORT list STORE k",
+        "ZADD zset 1 m | ZUNIONSTORE k 1 zset",
+        "ZADD zset 1 m | ZRANGESTORE k zset 0 1",
+        "GEOADD g 1 1 m | GEOSEARCHSTORE k g FROMMEMBER m BYRADIUS 1 m",
+        "MULTI | SET k v | EXEC",
+        "EVAL \"return redis.call('set', 'k', 'v')\" 0",
     ] {
         let mut play = lined_up_with_regular_looks();
-        for command in commands {
-            play.run(&format!("o > {command}"));
-        }
+        play.run(&format!("o > {commands}"));
         // And so it is for who waits next.
         play.run(
             "w < !WRONGTYPE
@@ -224,36 +218,33 @@ fn what_makes_the_key_no_lock_tells_those_who_wait() {
 #[test]
 fn redissons_scripts() {
     // What Redisson sends, abridged to what touches the lock's key.
-    const LOCK: &[u8] = b"if redis.call('exists', KEYS[1]) == 0 \
+    let lock = "if redis.call('exists', KEYS[1]) == 0 \
         or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then \
         redis.call('hincrby', KEYS[1], ARGV[2], 1); \
         redis.call('pexpire', KEYS[1], ARGV[1]); return nil; end; \
         return redis.call('pttl', KEYS[1]);";
-    const UNLOCK: &[u8] = b"if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil; end; \
+    let unlock = "if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil; end; \
         if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0; end; \
         redis.call('del', KEYS[1]); return 1;";
-    let server = TestServer::start();
-    let (mut redisson, mut waiter) = (server.client(), server.client());
-    let lock: [&[u8]; 6] = [b"EVAL", LOCK, b"1", b"k", b"30000", b"uuid:1"];
-    let unlock: [&[u8]; 5] = [b"EVAL", UNLOCK, b"1", b"k", b"uuid:1"];
-    assert_eq!(redisson.words(&lock), Value::Nil);
-    assert_eq!(redisson.words(&lock), Value::Nil);
-    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
-    server.await_blocked(1);
-    assert_eq!(redisson.words(&unlock), int(0));
-    assert_eq!(server.info("blocked_clients"), 1);
-    assert_eq!(redisson.words(&unlock), int(1));
-    assert!(matches!(waiter.reply(), Value::Int(_)));
-    assert!(matches!(redisson.words(&lock), Value::Int(pttl) if pttl > 29_000));
-    assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
     // And Redisson's nested hold in its turn, seen and released natively.
-    assert_eq!(redisson.words(&lock), Value::Nil);
-    assert!(matches!(
-        redisson.call("LOCK.ACQUIRE k uuid:1"),
-        Value::Int(_)
-    ));
-    assert_eq!(redisson.words(&unlock), int(0));
-    assert_eq!(redisson.call("LOCK.RELEASE k uuid:1"), int(1));
+    Play::start()
+        .name("lock", format!("EVAL \"{lock}\" 1 k 30000 uuid:1"))
+        .name("unlock", format!("EVAL \"{unlock}\" 1 k uuid:1"))
+        .run(
+            "r > $lock -> null
+            r > $lock -> null
+            w > LOCK.ACQUIRE k w BLOCK 0 -> ..
+            r > $unlock -> 0
+            blocked_clients = 1
+            r > $unlock -> 1
+            w < token
+            r > $lock -> 29001..
+            w > LOCK.RELEASE k w -> 1
+            r > $lock -> null
+            r > LOCK.ACQUIRE k uuid:1 -> token
+            r > $unlock -> 0
+            r > LOCK.RELEASE k uuid:1 -> 1",
+        );
 }
 
 /// How much processor time the server has used.
@@ -291,20 +282,14 @@ fn an_expiry_at_the_end_of_time_keeps_the_server_at_rest() {
 #[test]
 fn a_permit_until_the_end_of_time_keeps_the_server_at_rest() {
     for expiry in ["PERSIST k", "PEXPIREAT k 9223372036854775807"] {
-        let server = TestServer::start();
-        let (mut client, mut waiter) = (server.client(), server.client());
-        let token = client
-            .int("LOCK.ACQUIRE k a LEASE 600000 SHARED")
-            .to_string();
-        let permit = format!("0 {token} 9223372036854775807");
-        let write = [b"HSET", b"k".as_slice(), b"@permit:a", permit.as_bytes()];
-        assert_eq!(client.words(&write), int(0));
-        assert_eq!(client.call(expiry), int(1));
-        waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
-        await_waiting(&mut client, "k", 1);
-        assert_rests(&mut client, expiry);
-        server.assert_sound();
-        assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
-        assert!(matches!(waiter.reply(), Value::Int(_)));
+        let mut play = Play::start();
+        play.run(&format!(
+            "o > LOCK.ACQUIRE k a LONG SHARED -> A
+            o > HSET k @permit:a \"0 $A 9223372036854775807\" -> 0
+            o > {expiry} -> 1
+            w > LOCK.ACQUIRE k w BLOCKED -> .."
+        ));
+        assert_rests(play.client("o"), expiry);
+        play.run("sound \n o > LOCK.RELEASE k a -> 1 \n w < token");
     }
 }

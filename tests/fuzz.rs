@@ -11,91 +11,33 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::{Client, TestServer, eventually, status};
 
-const NAMES: &[&str] = &[
-    "LOCK.ACQUIRE",
-    "LOCK.RELEASE",
-    "LOCK.RENEW",
-    "lock.acquire",
-    "Lock.Release",
-    "LOCK.INFO",
-    "LOCK.LIST",
-    "LOCK.BREAK",
-    "LOCK.GUARD",
-];
+const NAMES: &str = "\
+    LOCK.ACQUIRE LOCK.RELEASE LOCK.RENEW lock.acquire Lock.Release LOCK.INFO LOCK.LIST \
+    LOCK.BREAK LOCK.GUARD";
 
 /// How many batches each client sends in a run.
 const ROUNDS: u32 = 100;
 
-const FOREIGN: &[&str] = &[
-    "DEL k",
-    "SET k v",
-    "HSET k a 1",
-    "HSET k @fence 5",
-    "HDEL k a",
-    "PEXPIRE k 3",
-    "PERSIST k",
-    "RENAME k l",
-    "COPY l k REPLACE",
-    "FLUSHALL",
-    "SWAPDB 0 1",
-    "SELECT 1",
-    "SELECT 0",
-    "MULTI",
-    "EXEC",
-    "DISCARD",
-    "HELLO 3",
-    "HELLO 2",
-    "CLIENT REPLY SKIP",
-    "RESET",
-    "RPUSH k x",
-    "CLIENT NO-EVICT on",
-    "DEBUG RELOAD",
-    "CONFIG SET lock.max-waiters 2",
-    "CONFIG SET lock.max-waiters 1000",
-    "CONFIG SET lock.claim-timeout 1",
-    "LOCK.ACQUIRE k a QUEUE 30000 ch",
-    "LOCK.ACQUIRE k b QUEUE 30000 ch",
-    "LOCK.ACQUIRE k a QUEUE 30000 none SHARED",
-    "LOCK.ACQUIRE l a LEASE 5 QUEUE 5 ch SESSION",
-    "LOCK.ACQUIRE l b LEASE 5 QUEUE 30000 ch LIMIT 2 SESSION",
-];
+const FOREIGN: &str = "\
+    DEL k | SET k v | HSET k a 1 | HSET k @fence 5 | HDEL k a | PEXPIRE k 3 | PERSIST k | \
+    RENAME k l | COPY l k REPLACE | FLUSHALL | SWAPDB 0 1 | SELECT 1 | SELECT 0 | MULTI | \
+    EXEC | DISCARD | HELLO 3 | HELLO 2 | CLIENT REPLY SKIP | RESET | RPUSH k x | \
+    CLIENT NO-EVICT on | DEBUG RELOAD | CONFIG SET lock.max-waiters 2 | \
+    CONFIG SET lock.max-waiters 1000 | CONFIG SET lock.claim-timeout 1 | \
+    LOCK.ACQUIRE k a QUEUE 30000 ch | LOCK.ACQUIRE k b QUEUE 30000 ch | \
+    LOCK.ACQUIRE k a QUEUE 30000 none SHARED | \
+    LOCK.ACQUIRE l a LEASE 5 QUEUE 5 ch SESSION | \
+    LOCK.ACQUIRE l b LEASE 5 QUEUE 30000 ch LIMIT 2 SESSION";
 
-const WORDS: &[&str] = &[
-    "k",
-    "l",
-    "",
-    "a",
-    "b",
-    "@a",
-    "LEASE",
-    "BLOCK",
-    "QUEUE",
-    "ch",
-    "HOLD",
-    "FENCE",
-    "ALL",
-    "lease",
-    "Block",
-    "SHARED",
-    "LIMIT",
-    "SESSION",
-    "COUNT",
-    "0",
-    "1",
-    "2",
-    "5",
-    "-1",
-    "30000",
-    "9223372036854775807",
-    "9223372036854775808",
-    "-9223372036854775808",
-    "9007199254740991",
-    "9007199254740992",
-    "1e3",
-    "01",
-    "+1",
-    " 1",
-];
+const WORDS: &str = "\
+    k,l,,a,b,@a,LEASE,BLOCK,QUEUE,ch,HOLD,FENCE,ALL,lease,Block,SHARED,LIMIT,SESSION,\
+    COUNT,0,1,2,5,-1,30000,9223372036854775807,9223372036854775808,-9223372036854775808,\
+    9007199254740991,9007199254740992,1e3,01,+1, 1";
+
+fn one_of<'l>(random: &mut StdRng, list: &'l str, between: &str) -> &'l str {
+    let all: Vec<&str> = list.split(between).collect();
+    all.choose(random).unwrap()
+}
 
 fn word(random: &mut StdRng) -> Vec<u8> {
     match random.random_range(0..20) {
@@ -104,18 +46,18 @@ fn word(random: &mut StdRng) -> Vec<u8> {
             random.random_iter().take(length).collect()
         }
         1 if random.random_ratio(1, 50) => vec![random.random(); 200_000],
-        _ => WORDS.choose(random).unwrap().as_bytes().to_vec(),
+        _ => one_of(random, WORDS, ",").into(),
     }
 }
 
 fn command(random: &mut StdRng) -> Vec<u8> {
     let mut command = redis::Cmd::new();
     if random.random_ratio(1, 8) {
-        for word in FOREIGN.choose(random).unwrap().split(' ') {
+        for word in one_of(random, FOREIGN, " | ").split(' ') {
             command.arg(word);
         }
     } else {
-        command.arg(*NAMES.choose(random).unwrap());
+        command.arg(one_of(random, NAMES, " "));
         for _ in 0..random.random_range(0..9) {
             command.arg(word(random));
         }

@@ -31,11 +31,8 @@ fn guarded_commands_may_be_read_on_other_threads_while_the_server_writes() {
     }
     let guarded = pack(&["LOCK.GUARD", "k", &token.to_string(), "INCR", "n"]);
     let guarded = guarded.repeat(A_WRITE);
-    let plain = [
-        pack(&["HSET", "h", "a", "b"]),
-        pack(&["PEXPIRE", "h", "60000"]),
-    ]
-    .concat();
+    let set = pack(&["HSET", "h", "a", "b"]);
+    let plain = [set, pack(&["PEXPIRE", "h", "60000"])].concat();
     let commands = [guarded.clone(), plain.repeat(A_WRITE)].concat();
     for round in 0..ROUNDS {
         ask(&mut writers, &commands);

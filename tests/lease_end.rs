@@ -98,17 +98,3 @@ fn a_renewal_keeps_the_waiter_waiting_a_shorter_one_less_long() {
         b < token",
     );
 }
-
-#[test]
-fn waiters_that_never_release_come_in_order() {
-    let mut play = Play::held();
-    for i in 0..8 {
-        play.run(&format!(
-            "w{i} > LOCK.ACQUIRE k w{i} LEASE 100 BLOCK 0 -> .."
-        ));
-    }
-    play.run("h > LOCK.RENEW k h LEASE 100 -> 1");
-    for i in 0..8 {
-        play.run(&format!("w{i} < T{i}"));
-    }
-}

@@ -1,7 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, need_files, status};
+use redis_lock_testing::{Client, Play, TestServer, eventually, int};
 
 /// `h` holds `k`, and `a` waits for it with these options, then `next`.
 #[track_caller]
@@ -34,39 +34,6 @@ fn one_that_leaves_hears_why_and_is_skipped() {
             h > LOCK.ACQUIRE k h BLOCK 0 -> token"
         ));
     }
-}
-
-#[test]
-fn nine_of_ten_of_a_thousand_that_go_leave_the_others_in_order() {
-    need_files(1_100);
-    let server = TestServer::start_with(&["--maxclients", "2000"]);
-    let mut holder = server.client();
-    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
-    let mut waiters: Vec<Option<Client>> = (0..1000)
-        .map(|i| {
-            let mut client = server.client();
-            client.send(&format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
-            // The answer to a second connection's command tells that the
-            // server has read what came before.
-            holder.call("PING");
-            Some(client)
-        })
-        .collect();
-    server.await_blocked(1000);
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        if i % 10 != 3 {
-            *waiter = None;
-        }
-    }
-    server.await_blocked(100);
-    holder.call("LOCK.RELEASE k holder");
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        if let Some(client) = waiter {
-            assert!(matches!(client.reply(), Value::Int(_)), "owner{i}");
-            assert_eq!(client.call(&format!("LOCK.RELEASE k owner{i}")), int(1));
-        }
-    }
-    assert_eq!(holder.call("EXISTS k"), int(0));
 }
 
 /// No trace of those who waited is left, and it is shown that some were granted
@@ -134,32 +101,27 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_m
 
 #[test]
 fn one_whose_socket_closed_at_the_release_holds_for_its_lease_at_most() {
-    let server = TestServer::start();
-    let (mut holder, mut sleeper) = (server.client(), server.client());
-    let mut next = server.client();
+    let mut play = Play::start();
+    play.run("sleeper > PING -> PONG");
     for round in 0..200 {
-        let closes_first = round % 2 == 0;
-        let mut victim = server.client();
-        holder.call("LOCK.ACQUIRE k holder");
-        victim.send("LOCK.ACQUIRE k victim LEASE 50 BLOCK 0");
-        next.send("LOCK.ACQUIRE k next LEASE 600000 BLOCK 20000");
-        server.await_blocked(2);
+        let turn = ["a drops", "h sends LOCK.RELEASE k h"];
+        let [first, second] = [turn[round % 2], turn[1 - round % 2]];
         // While the server sleeps both arrive, so that one turn of its event
         // loop reads both.
-        sleeper.send("DEBUG SLEEP 0.005");
-        if closes_first {
-            drop(victim);
-            holder.send("LOCK.RELEASE k holder");
-        } else {
-            holder.send("LOCK.RELEASE k holder");
-            drop(victim);
-        }
-        assert_eq!(holder.reply(), int(1));
-        assert_eq!(sleeper.reply(), status("OK"));
-        assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
-        assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
+        play.run(&format!(
+            "h > LOCK.ACQUIRE k h
+            a > LOCK.ACQUIRE k a LEASE 50 BLOCK 0 -> ..
+            next > LOCK.ACQUIRE k next LONG BLOCK 20000 -> ..
+            sleeper sends DEBUG SLEEP 0.005
+            {first}
+            {second}
+            h < 1
+            sleeper < OK
+            next < token
+            next > LOCK.RELEASE k next -> 1"
+        ));
     }
-    assert_no_traces(&mut holder);
+    assert_no_traces(play.client("h"));
 }
 
 #[test]

@@ -82,23 +82,19 @@ impl Drop for Program {
     }
 }
 
-/// The line of `docs/operations.md` that makes the exporter's user.
-fn exporters_rights() -> String {
+/// The line of a document that begins with this.
+fn line_of(document: &str, begins: &str) -> String {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(top.join("docs/operations.md")).unwrap();
+    let document = fs::read_to_string(top.join(document)).unwrap();
     let mut lines = document.lines();
-    let line = lines.find(|line| line.starts_with("ACL SETUSER exporter "));
-    line.unwrap().into()
+    lines.find(|line| line.starts_with(begins)).unwrap().into()
 }
 
 /// The words of a command in `docs/monitoring.md`, with files in this folder.
 fn documented(program: &str, folder: &Path) -> Vec<String> {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(top.join("docs/monitoring.md")).unwrap();
-    let mut lines = document.lines();
-    let line = lines.find(|line| line.starts_with(&format!("{program} ")));
-    let words = line.unwrap().split(' ').skip(1);
+    let line = line_of("docs/monitoring.md", &format!("{program} "));
     let folder = format!("{}/", folder.display());
+    let words = line.split(' ').skip(1);
     words
         .map(|word| word.replace("monitoring/", &folder))
         .collect()
@@ -113,7 +109,8 @@ const EXPORTER: &str = "prometheus-redis-exporter";
 
 /// A redis_exporter with these arguments, for this server.
 fn exporter_by(server: &TestServer, arguments: &[String]) -> Program {
-    let made = server.client().call(&exporters_rights());
+    let rights = line_of("docs/operations.md", "ACL SETUSER exporter ");
+    let made = server.client().call(&rights);
     assert_eq!(made, status("OK"));
     let here = server.addr().to_string();
     Program::start(EXPORTER, |command, addr, _| {

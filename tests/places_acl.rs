@@ -79,16 +79,14 @@ fn a_deadlock_that_is_told_names_no_key_that_the_user_may_not_read() {
     for (rights, is_named) in [("~{t}k resetchannels &{t}ch", false), ("~* &*", true)] {
         let mut play = Play::on(Cluster::of_one_node());
         play.run(&format!(
-            "h > ACL SETUSER u reset on >secret +@all {rights} -> OK"
+            "h > ACL SETUSER u reset on >secret +@all {rights} -> OK
+            u > AUTH u secret -> OK
+            ears hears sharded {{t}}ch
+            h > LOCK.ACQUIRE {{t}}k h LONG -> token
+            h > LOCK.ACQUIRE {{t}}secret a LONG -> token
+            h > LOCK.ACQUIRE {{t}}secret h LONG QUEUE 600000 {{t}}nobody -> 0
+            u > LOCK.ACQUIRE {{t}}k a LONG QUEUE 600000 {{t}}ch -> 0"
         ));
-        play.run(
-            "u > AUTH u secret -> OK
-            ears hears sharded {t}ch
-            h > LOCK.ACQUIRE {t}k h LONG -> token
-            h > LOCK.ACQUIRE {t}secret a LONG -> token
-            h > LOCK.ACQUIRE {t}secret h LONG QUEUE 600000 {t}nobody -> 0
-            u > LOCK.ACQUIRE {t}k a LONG QUEUE 600000 {t}ch -> 0",
-        );
         let told = play.client("ears").told();
         assert_eq!(told.owner, "a");
         assert!(told.result.starts_with("-DEADLOCK "), "{told:?}");

@@ -3,145 +3,118 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redis::Value;
-use redis_lock_testing::{Client, Clock, LONG, TestServer, eventually, status};
+use redis_lock_testing::{Clock, Play, TestServer};
 
-/// A token of a clock that is this many seconds ahead.
-fn token_ahead(seconds: i64) -> i64 {
+/// Tokens of a clock that is so many seconds ahead have these names from here on.
+fn name_tokens(play: &mut Play) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    i64::try_from(now.as_micros()).unwrap() + seconds * 1_000_000
+    for seconds in [5, 30, 40, 45, 50, 120] {
+        let token = now.as_micros() + seconds * 1_000_000;
+        play.name(&format!("t{seconds}"), token.to_string());
+    }
 }
 
-/// Somebody's token, which this server only keeps.
-fn store(client: &mut Client, key: &str, token: i64) {
-    client.int(&format!("HSET {key} owner 1 @fence {token}"));
-    assert_eq!(client.int(&format!("PEXPIRE {key} 600000")), 1);
+/// Somebody's token, which a server only keeps.
+fn store(key: &str, token: &str) -> String {
+    format!("o > HSET {key} owner 1 @fence {token} -> 2 \n o > PEXPIRE {key} 600000 -> 1")
 }
 
-/// The token of a lock that nobody had before.
-#[track_caller]
-fn new_token(server: &TestServer) -> i64 {
-    let mut client = server.client();
-    let key = client.info("total_commands_processed");
-    client.int(&format!("LOCK.ACQUIRE new{key} owner {LONG}"))
-}
-
-fn promote(replica: &TestServer) {
-    assert_eq!(replica.client().call("REPLICAOF NO ONE"), status("OK"));
-}
-
-#[track_caller]
-fn check_promoted(primary: &TestServer, replica: &TestServer, key: &str) {
-    primary.assert_same_data(replica);
-    promote(replica);
-    let mut client = replica.client();
-    client.call("SELECT 3");
-    let received = client.bulk(&format!("HGET {key} @fence"));
-    let (received, token): (i64, i64) = (received.parse().unwrap(), new_token(replica));
-    assert!(token > received, "{key}: {token} <= {received}");
+/// Once it has all, a replica is promoted, and gives a lock that nobody had before this token.
+fn promote(replica: &str, token: &str) -> String {
+    format!(
+        "in step with {replica}
+        n@{replica} > REPLICAOF NO ONE -> OK
+        n@{replica} > LOCK.ACQUIRE new o LONG -> {token}"
+    )
 }
 
 #[test]
 fn a_promoted_replica_gives_greater_tokens_than_any_that_it_received() {
-    let primary = TestServer::start();
-    let mut client = primary.client();
-    // By the full synchronization, by the stream, and in the stream as a whole key.
-    store(&mut client, "loaded", token_ahead(30));
-    client.call("SELECT 3");
-    store(&mut client, "loaded", token_ahead(40));
-    let replicas = [(); 3].map(|()| primary.replica(true));
-    let [by_rdb, by_stream, by_restore] = replicas;
-    check_promoted(&primary, &by_rdb, "loaded");
-    store(&mut client, "streamed", token_ahead(45));
-    check_promoted(&primary, &by_stream, "streamed");
-    store(&mut client, "restored", token_ahead(50));
-    let dump = client.call("DUMP restored");
-    let Value::BulkString(dump) = dump else {
-        panic!("{dump:?} is no dump");
-    };
-    assert_eq!(client.int("DEL restored"), 1);
-    let words: [&[u8]; 4] = [b"RESTORE", b"restored", b"0", &dump];
-    assert_eq!(client.words(&words), status("OK"));
-    check_promoted(&primary, &by_restore, "restored");
-    // What somebody writes on a primary counts for its own lock alone.
-    let token = new_token(&primary);
-    assert!(token < token_ahead(5), "{token}");
+    let mut play = Play::start();
+    name_tokens(&mut play);
+    play.run(&store("loaded", "$t30"))
+        .run("o > SELECT 3")
+        .run(&store("loaded", "$t40"));
+    for name in ["r1", "r2", "r3"] {
+        let replica = play.server.replica(true);
+        play.others.insert(name.into(), replica);
+    }
+    // By the full synchronization, by the stream, and in the stream as a whole key, as
+    // grants are. What somebody writes on a primary counts for its own lock alone.
+    play.run(&promote("r1", "$t40+1.."))
+        .run(&store("streamed", "$t45"))
+        .run(&promote("r2", "$t45+1.."))
+        .run(
+            "o > HSET restored @fence $t50 -> 1
+            o > LOCK.ACQUIRE restored o LONG -> $t50+1",
+        )
+        .run(&promote("r3", "$t50+2.."))
+        .run("o > LOCK.ACQUIRE new o LONG -> 1..$t5");
 }
 
 #[test]
 fn who_has_handed_over_gives_greater_tokens_than_any_that_it_received_since() {
-    let server = TestServer::start();
-    let other = server.replica(true);
-    other.await_link().unwrap();
-    assert_eq!(server.client().call("FAILOVER"), status("OK"));
-    let is = |server: &TestServer, role: &str| {
-        let told = server.client().bulk("INFO replication");
-        told.contains(&format!("role:{role}"))
-    };
-    eventually("the other has taken over", || is(&other, "master"));
-    eventually("this one follows it", || is(&server, "slave"));
-    server.await_link().unwrap();
-    assert_eq!(other.info("sync_full"), 0, "it loads nothing");
-    let received = token_ahead(40);
-    store(&mut other.client(), "k", received);
-    other.assert_same_data(&server);
-    promote(&server);
-    let token = new_token(&server);
-    assert!(token > received, "{token} <= {received}");
+    let mut play = Play::start().with_replica();
+    name_tokens(&mut play);
+    play.run(
+        "o > FAILOVER -> OK
+        until o@r > INFO replication -> ~role:master
+        until o > INFO replication -> ~role:slave",
+    );
+    play.await_link().unwrap();
+    // It loads nothing.
+    play.run("r.sync_full = 0 \n o at r")
+        .run(&store("k", "$t40"));
+    play.others["r"].assert_same_data(&play.server);
+    play.run(
+        "n > REPLICAOF NO ONE -> OK
+        n > LOCK.ACQUIRE new o LONG -> $t40+1..",
+    );
 }
 
 #[test]
 fn what_a_replica_receives_far_ahead_of_its_clock_is_left_aside() {
-    let primary = TestServer::start();
-    let mut client = primary.client();
-    store(&mut client, "loaded", token_ahead(120));
-    let replica = primary.replica(true);
-    store(&mut client, "streamed", token_ahead(120));
-    primary.assert_same_data(&replica);
-    promote(&replica);
-    let token = new_token(&replica);
-    assert!(token < token_ahead(5), "{token}");
+    let mut play = Play::start();
+    name_tokens(&mut play);
+    play.run(&store("loaded", "$t120"));
+    play.with_replica()
+        .run(&store("streamed", "$t120"))
+        .run(&promote("r", "1..$t5"));
 }
 
 #[test]
 fn a_replica_whose_clock_is_behind_goes_on_where_its_primary_was() {
     let clock = Clock::new();
-    let primary = TestServer::start();
+    let mut play = Play::start();
     clock.set_ahead(-50);
-    let port = primary.addr().port().to_string();
+    let port = play.port().to_string();
     let replica = clock.server_with(&["--replicaof", "127.0.0.1", &port]);
     replica.await_link().unwrap();
-    let mut client = primary.client();
-    let last = client.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
-    eventually("the replica is in step", || {
-        replica.info("slave_repl_offset") == client.info("master_repl_offset")
-    });
-    promote(&replica);
-    let next = new_token(&replica);
-    assert!(next > last, "{next} <= {last}");
+    play.others.insert("r".into(), replica);
+    play.run(
+        "o > LOCK.ACQUIRE k o LONG -> T
+        until o@r > HGET k o -> '1'
+        o@r > REPLICAOF NO ONE -> OK
+        o@r > LOCK.ACQUIRE new o LONG -> U",
+    );
 }
 
 #[test]
 fn a_server_that_loads_its_data_gives_greater_tokens_than_any_in_it() {
-    for options in [
-        &["--appendonly", "yes"][..],
-        &["--appendonly", "yes", "--aof-use-rdb-preamble", "no"],
-        &["--save", "3600 1"],
+    let appended = "o > CONFIG SET appendfsync always -> OK \n o > SET last write -> OK";
+    for (options, written) in [
+        (&["--appendonly", "yes"][..], appended),
+        (
+            &["--appendonly", "yes", "--aof-use-rdb-preamble", "no"],
+            appended,
+        ),
+        (&["--save", "3600 1"], "o > SAVE -> OK"),
     ] {
-        for (ahead, is_passed) in [(50, true), (120, false)] {
-            let mut server = TestServer::start_with(options);
-            let mut client = server.client();
-            let stored = token_ahead(ahead);
-            store(&mut client, "k", stored);
-            if options[0] == "--appendonly" {
-                assert_eq!(client.call("CONFIG SET appendfsync always"), status("OK"));
-                client.call("SET last write");
-            } else {
-                assert_eq!(client.call("SAVE"), status("OK"));
-            }
-            server.crash_and_restart();
-            let token = new_token(&server);
-            assert_eq!(token > stored, is_passed, "{options:?}, {ahead} s: {token}");
+        for (stored, next) in [("$t50", "$t50+1.."), ("$t120", "1..$t120")] {
+            let mut play = Play::on(TestServer::start_with(options));
+            name_tokens(&mut play);
+            play.run(&store("k", stored)).run(written);
+            play.run(&format!("crash \n o > LOCK.ACQUIRE new o LONG -> {next}"));
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Redisson's waiters, who listen on a channel, are told of a release.
 
-use redis::Value;
-use redis_lock_testing::{Client, Cluster, Play, TestServer, eventually, redis_cli, tag, text};
+use redis_lock_testing::{Cluster, Play, tag};
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
 
@@ -77,56 +76,37 @@ fn a_subscriber_of_a_replica_is_told_if_it_is_asked_for() {
         {release}
         {told}"
     ));
-    play.assert_in_step();
+    play.run("in step");
 }
 
 #[test]
 fn in_a_cluster_sharded_subscribers_are_told() {
-    let cluster = Cluster::start();
+    let mut play = Play::moving();
+    let replica = Cluster::add_replica(&play.server, &play.with_names("$id0"));
+    play.others.insert("r".into(), replica);
     let key = tag(|slot| slot < 5000, 0);
-    let replica = replica_of_node_0(&cluster);
-    let mut client = cluster.client(0);
-    let channel = format!("redisson_lock__channel:{{{key}}}");
-    let message = |said: &str| Value::Array(["smessage", &channel, said].map(text).to_vec());
-    let release = |client: &mut Client| {
-        client.int(&format!("LOCK.ACQUIRE {key} a"));
-        assert_eq!(client.int(&format!("LOCK.RELEASE {key} a")), 1);
-    };
-    let subscribed = |server: &TestServer| {
-        let mut listener = server.client();
-        listener.call(&format!("SSUBSCRIBE {channel}"));
-        listener
-    };
-    // Nobody listens here.
-    let mut beside = subscribed(&replica);
-    release(&mut client);
-    client.call(&format!("SPUBLISH {channel} end"));
-    assert_eq!(beside.reply(), message("end"));
-    client.call("CONFIG SET lock.redisson-notify spublish");
-    release(&mut client);
-    assert_eq!(beside.reply(), message("0"));
+    let release = release(&key);
+    let told = "['smessage', '$channel', '0']";
+    // Nobody listens to the primary at first.
+    play.name("channel", format!("redisson_lock__channel:{{{key}}}"))
+        .run(&format!(
+            "beside@r > SSUBSCRIBE $channel
+            {release}
+            o > SPUBLISH $channel end
+            beside@r < ['smessage', '$channel', 'end']
+            o > CONFIG SET lock.redisson-notify spublish
+            {release}
+            beside@r < {told}"
+        ));
     for notify in ["auto", "spublish"] {
-        client.call(&format!("CONFIG SET lock.redisson-notify {notify}"));
-        let mut listener = subscribed(&cluster.nodes[0]);
-        release(&mut client);
-        assert_eq!(listener.reply(), message("0"));
+        play.run(&format!(
+            "o > CONFIG SET lock.redisson-notify {notify}
+            {notify} > SSUBSCRIBE $channel
+            {release}
+            {notify} < {told}"
+        ));
     }
-    cluster.assert_sound();
-}
-
-#[track_caller]
-fn replica_of_node_0(cluster: &Cluster) -> TestServer {
-    let (replica, primary) = (Cluster::node(), &cluster.nodes[0]);
-    let addrs = [&replica, primary].map(|node| node.addr().to_string());
-    let args = ["--cluster", "add-node", &addrs[0], &addrs[1]];
-    let of = ["--cluster-slave", "--cluster-master-id", &cluster.ids[0]];
-    let (added, said) = redis_cli(&[&args[..], &of].concat()).unwrap();
-    assert!(added, "no replica: {said}");
-    let relation = format!("slave {}", cluster.ids[0]);
-    eventually("the primary knows the replica", || {
-        primary.client().bulk("CLUSTER NODES").contains(&relation)
-    });
-    replica
+    play.run("sound");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, status};
+use redis_lock_testing::{Client, Play, TestServer, status};
 
 /// A server with the users of the document.
 fn server() -> TestServer {
@@ -126,26 +126,24 @@ fn a_script_reads_nothing_that_its_user_may_not_read() {
 /// before 9.1 would end by an assertion when it is unloaded, and Valkey 9.1 refuses.
 #[test]
 fn the_module_is_unloaded_only_where_no_rule_names_its_commands() {
-    let server = TestServer::start();
+    let mut play = Play::start();
     // Redis 7.0 has no category of the module's commands, and reads no rules anew.
-    if server.version() < (7, 2) {
+    if play.version() < (7, 2) {
         return;
     }
-    let mut admin = server.client();
-    let worker = "ACL SETUSER worker on >secret ~locks:* +ping";
-    for named in ["+lock.acquire", "+@lock -lock.break", "(~other +lock.info)"] {
-        assert_eq!(admin.call("ACL SETUSER worker reset"), status("OK"));
-        let mut words: Vec<&[u8]> = worker.split(' ').map(str::as_bytes).collect();
-        match named.starts_with('(') {
-            true => words.push(named.as_bytes()),
-            false => words.extend(named.split(' ').map(str::as_bytes)),
-        }
-        assert_eq!(admin.words(&words), status("OK"));
-        let error = admin.error("MODULE UNLOAD lock");
-        assert!(error.starts_with("ERR "), "{named}: {error}");
+    let worker = "o > ACL SETUSER worker reset on >secret ~locks:* +ping";
+    for named in [
+        "+lock.acquire",
+        "+@lock -lock.break",
+        "\"(~other +lock.info)\"",
+    ] {
+        play.run(&format!(
+            "{worker} {named} -> OK \n o > MODULE UNLOAD lock -> !ERR"
+        ));
     }
-    assert_eq!(admin.call("ACL SETUSER worker reset"), status("OK"));
-    assert_eq!(admin.call(&format!("{worker} +@lock")), status("OK"));
-    assert_eq!(admin.call("MODULE UNLOAD lock"), status("OK"));
-    server.assert_sound();
+    play.run(&format!(
+        "{worker} +@lock -> OK
+        o > MODULE UNLOAD lock -> OK
+        sound"
+    ));
 }

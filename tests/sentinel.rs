@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, text};
+use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, sentinel, text};
 
 /// How long a fail-over may take, the sentinels' discovery of the death included.
 const FAILOVER: Duration = Duration::from_secs(60);
@@ -28,20 +28,11 @@ struct Grant {
     token: i64,
 }
 
-/// What the clients saw.
-#[derive(Default)]
-struct Seen {
-    /// Every grant, in the order in which its reply was read.
-    grants: Vec<Grant>,
-    /// Who has the locks that are never released, with which token. At least
-    /// one replica had each of them when it was noted down.
-    confirmed: HashMap<String, (String, i64)>,
-}
-
 struct World {
     sentinels: Vec<SocketAddr>,
     old: SocketAddr,
-    seen: Mutex<Seen>,
+    /// Every grant, in the order in which its reply was read.
+    grants: Mutex<Vec<Grant>>,
     stop: AtomicBool,
     /// How many holds each client had on the new primary.
     again: Vec<AtomicU64>,
@@ -53,7 +44,7 @@ impl World {
         let deadline = Instant::now() + FAILOVER;
         while Instant::now() < deadline {
             for sentinel in &self.sentinels {
-                if let Some(primary) = Sentinels::primary(*sentinel)
+                if let Some(primary) = sentinel::primary(*sentinel)
                     && let Some(mut client) = Client::try_connect(primary)
                 {
                     client.send("ROLE");
@@ -72,24 +63,18 @@ impl World {
     /// Takes and returns locks until told to stop.
     fn work(&self, me: usize) {
         let mut link = self.connect();
-        for round in 0_u64.. {
+        for round in 0.. {
             if self.stop.load(Ordering::SeqCst) {
                 break;
             }
-            // Now and then a lock that is kept.
-            let held = if round % 40 == 5 {
-                self.keep(&mut link, me, round)
-            } else {
-                self.hold(&mut link, me, round)
-            };
-            if held.is_none() {
+            if self.hold(&mut link, me, round).is_none() {
                 link = self.connect();
             }
         }
     }
 
     /// None if this server is not the one to ask any more.
-    fn hold(&self, link: &mut Link, me: usize, round: u64) -> Option<()> {
+    fn hold(&self, link: &mut Link, me: usize, round: usize) -> Option<()> {
         let (lock, owner) = (format!("lock{}", round % 3), format!("owner{me}"));
         if self.acquire(link, me, &lock, "BLOCK 2000")?.is_some() {
             link.client.send("WAIT 1 1000");
@@ -104,17 +89,6 @@ impl World {
         Some(())
     }
 
-    fn keep(&self, link: &mut Link, me: usize, round: u64) -> Option<()> {
-        let lock = format!("kept:{me}:{round}");
-        let token = self.acquire(link, me, &lock, "BLOCK 0")??;
-        link.client.send("WAIT 1 1000");
-        if let Value::Int(1..) = link.client.try_reply()? {
-            let mut seen = self.seen.lock().unwrap();
-            seen.confirmed.insert(lock, (format!("owner{me}"), token));
-        }
-        Some(())
-    }
-
     fn acquire(&self, link: &mut Link, me: usize, lock: &str, block: &str) -> Option<Option<i64>> {
         let owner = format!("owner{me}");
         let sent = Instant::now();
@@ -124,7 +98,7 @@ impl World {
         assert!(sent.elapsed() < SOON, "{owner} hung on {lock}: {reply:?}");
         match reply? {
             Value::Int(token) => {
-                self.seen.lock().unwrap().grants.push(Grant {
+                self.grants.lock().unwrap().push(Grant {
                     server: link.primary,
                     lock: lock.to_string(),
                     owner,
@@ -139,10 +113,6 @@ impl World {
             Value::ServerError(_) => None,
             other => panic!("{owner} on {lock}: {other:?}"),
         }
-    }
-
-    fn confirmed(&self) -> HashMap<String, (String, i64)> {
-        self.seen.lock().unwrap().confirmed.clone()
     }
 }
 
@@ -186,13 +156,17 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
     let world = World {
         sentinels: group.addrs().to_vec(),
         old,
-        seen: Mutex::default(),
+        grants: Mutex::default(),
         stop: AtomicBool::new(false),
         again: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
     };
     // Somebody holds a lock for good, and others wait for it without end.
     let mut holder = group.primary.client();
     let fence = holder.int("LOCK.ACQUIRE lasting holder LEASE 600000");
+    // Nor are these released. At least one replica has each.
+    let kept: Vec<i64> = (0..12)
+        .map(|n| holder.int(&format!("LOCK.ACQUIRE kept{n} owner LEASE 600000")))
+        .collect();
     assert_eq!(holder.call("WAIT 2 5000"), int(2));
     let mut waiters: Vec<Client> = (0..5).map(|_| group.primary.client()).collect();
     for (i, waiter) in waiters.iter_mut().enumerate() {
@@ -206,7 +180,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         for me in 0..CLIENTS {
             scope.spawn(move || world.work(me));
         }
-        eventually("some holds are confirmed", || world.confirmed().len() >= 12);
+        eventually("all work", || world.grants.lock().unwrap().len() >= 60);
         let died = Instant::now();
         group.primary.crash();
         for waiter in &mut waiters {
@@ -218,11 +192,11 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         assert_ne!(link.primary, old);
 
         let client = &mut link.client;
-        for (lock, (owner, fence)) in world.confirmed() {
-            let rival = client.call(&format!("LOCK.ACQUIRE {lock} rival"));
-            assert_eq!(rival, nil(), "{lock}");
-            let owner = client.call(&format!("LOCK.ACQUIRE {lock} {owner} HOLD 1"));
-            assert_eq!(owner, int(fence), "{lock}");
+        for (n, fence) in kept.iter().enumerate() {
+            let rival = client.call(&format!("LOCK.ACQUIRE kept{n} rival"));
+            assert_eq!(rival, nil(), "kept{n}");
+            let owner = client.int(&format!("LOCK.ACQUIRE kept{n} owner HOLD 1"));
+            assert_eq!(owner, *fence, "kept{n}");
         }
         let fresh = client.int("LOCK.ACQUIRE fresh holder");
         let again = client.int("LOCK.ACQUIRE lasting holder HOLD 1");
@@ -242,7 +216,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         fresh
     });
 
-    check_tokens(&world.seen.into_inner().unwrap().grants, old, fresh);
+    check_tokens(&world.grants.into_inner().unwrap(), old, fresh);
     for replica in &group.replicas {
         replica.assert_sound();
     }

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, TestServer, eventually, int, need_files};
+use redis_lock_testing::{Client, Play, TestServer, eventually, need_files};
 
 /// `s` holds `k` by its connection, and its lease is this long.
 #[track_caller]
@@ -50,35 +50,6 @@ fn the_lease_is_kept_up_while_the_connection_lives_and_replicas_know() {
     play.assert_same_data(&replica);
     // Released is released: what was bound is not kept up for the next one.
     play.run("s > LOCK.ACQUIRE k other LEASE 100 \n until s > EXISTS k -> 0");
-}
-
-#[test]
-fn a_renewal_sets_the_lease_that_is_kept_up() {
-    let mut play = bound(600_000);
-    play.run("s > LOCK.RENEW k s LEASE 3000 -> 1");
-    let end = play.client("s").int("PEXPIRETIME k") + 500;
-    play.run(&format!(
-        "until s > PEXPIRETIME k -> {end}..\n s > PTTL k -> 1..3000"
-    ));
-}
-
-#[test]
-fn nested_holds_of_short_leases_do_not_stop_the_renewals() {
-    let mut play = bound(3000);
-    let holder = play.client("s");
-    let end = holder.int("PEXPIRETIME k");
-    let mut next_at = 2500;
-    eventually("the lease is kept up", || {
-        let left = holder.int("PTTL k");
-        assert!(left > 0, "the lease is over");
-        // So seldom that they don't keep the lease up themselves.
-        if left < next_at {
-            next_at = left - 500;
-            holder.int("LOCK.ACQUIRE k s LEASE 10 SESSION");
-            assert_eq!(holder.call("LOCK.RELEASE k s"), int(0));
-        }
-        holder.int("PEXPIRETIME k") > end + 1000
-    });
 }
 
 #[test]
@@ -155,25 +126,14 @@ fn in_a_transaction_and_over_resp3_it_is_the_same_and_a_script_has_no_session() 
 
 #[test]
 fn the_locks_of_a_session_in_several_databases_are_handed_on_in_theirs() {
-    let mut play = Play::start();
-    for db in [3, 5] {
-        play.run(&format!(
-            "s > SELECT {db}
-            s > LOCK.ACQUIRE k s LONG SESSION
-            next{db} > SELECT {db}
-            next{db} > LOCK.ACQUIRE k next{db} BLOCKED -> .."
-        ));
-    }
-    play.run("o > CLIENT KILL ID $s -> 1");
-    for db in [3, 5] {
-        play.run(&format!(
-            "next{db} < token
-            o > SELECT {db}
-            o > HKEYS k -> ['next{db}', '@fence']
-            o > HGET k next{db} -> '1'"
-        ));
-    }
-    play.run("o > SELECT 0 \n o > EXISTS k -> 0");
+    Play::start().run(
+        "each 3 5: s > SELECT # ; s > LOCK.ACQUIRE k s LONG SESSION
+        each 3 5: next# > SELECT # ; next# > LOCK.ACQUIRE k next# BLOCKED -> ..
+        o > CLIENT KILL ID $s -> 1
+        each 3 5: next# < token ; o > SELECT # ; o > HGETALL k -> ['next#', '1', '@fence', _]
+        o > SELECT 0
+        o > EXISTS k -> 0",
+    );
 }
 
 #[test]
@@ -195,7 +155,7 @@ fn whoever_sends_nothing_more_is_answered_as_the_holder_that_it_is() {
 #[test]
 fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end() {
     let mut play = bound(500).with_replica();
-    play.assert_in_step();
+    play.run("in step");
     play.run(
         "new at r
         new > REPLICAOF NO ONE -> OK
@@ -205,7 +165,7 @@ fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end(
         s closes
         o > PING -> PONG",
     );
-    play.assert_sound();
+    play.run("sound");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{LONG, Play, TestServer, eventually, int, nil, text, token};
+use redis_lock_testing::{Play, TestServer};
 
 /// Leases begin and end with a whole millisecond. Redis 7.4 and later may delete
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).
@@ -18,40 +18,6 @@ fn shared(owners: &[&str]) -> Play {
         ));
     }
     play
-}
-
-#[test]
-fn twenty_readers_are_in_together_each_with_a_token_of_its_own() {
-    let owners: Vec<String> = (0..20).map(|n| format!("r{n}")).collect();
-    let owners: Vec<&str> = owners.iter().map(String::as_str).collect();
-    let mut play = shared(&owners);
-    play.run("o > HLEN k -> 41");
-    for owner in owners {
-        play.run(&format!(
-            "o > HGET k {owner} -> '1' \n {owner} > LOCK.RELEASE k {owner} -> 1"
-        ));
-    }
-    play.run("o > EXISTS k -> 0");
-}
-
-/// Not even one that would not wait gets past the writer.
-#[test]
-fn a_writer_behind_readers_goes_before_the_readers_behind_it() {
-    shared(&["a", "b"]).run(
-        "w > LOCK.ACQUIRE k w BLOCKED -> ..
-        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
-        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
-        o > LOCK.ACQUIRE k newcomer SHARED -> null
-        a > LOCK.RELEASE k a -> 1
-        queue k = w c d
-        b > LOCK.RELEASE k b -> 1
-        w < W
-        queue k = c d
-        w > LOCK.RELEASE k w -> 1
-        c < C
-        d < D
-        queue k = nobody",
-    );
 }
 
 /// Nothing but the leaving tells the module of it.
@@ -73,163 +39,39 @@ fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
     }
 }
 
-/// The limit of the second is three, whoever else would come in.
-#[test]
-fn one_release_lets_in_all_who_may_come_in_together_and_no_more() {
-    Play::held().run(
-        "a > LOCK.ACQUIRE k a BLOCKED SHARED -> ..
-        b > LOCK.ACQUIRE k b BLOCKED LIMIT 3 -> ..
-        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
-        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
-        e > LOCK.ACQUIRE k e BLOCKED LIMIT 2 -> ..
-        h > LOCK.RELEASE k h -> 1
-        a < token
-        b < token
-        c < token
-        queue k = d e
-        o > LOCK.RELEASE k b -> 1
-        d < token
-        o > LOCK.RELEASE k a -> 1
-        queue k = e
-        o > LOCK.RELEASE k c -> 1
-        e < token",
-    );
-}
-
 #[test]
 fn readers_with_different_leases_each_end_on_time() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    for reader in ["a", "b", "c"] {
-        client.int(&format!("LOCK.ACQUIRE k {reader} {LONG} SHARED"));
-    }
+    let mut play = shared(&["a", "b", "c"]);
     // Each of these fits in when one more reader has gone.
-    let mut waiters = Vec::new();
-    for (limit, owner) in [(3, "after a"), (2, "after c"), (1, "after b")] {
-        let mut waiter = server.client();
-        let (owner, limit) = (owner.as_bytes(), limit.to_string());
-        let limit = limit.as_bytes();
-        waiter.send_words(&[
-            b"LOCK.ACQUIRE",
-            b"k",
-            owner,
-            b"LEASE",
-            b"600000",
-            b"LIMIT",
-            limit,
-            b"BLOCK",
-            b"0",
-        ]);
-        waiters.push((waiter, owner));
-        server.await_blocked(i64::try_from(waiters.len()).unwrap());
-    }
+    play.run("each 3 2 1: w# > LOCK.ACQUIRE k w# BLOCKED LIMIT # -> ..");
     let start = Instant::now();
-    client.send_bytes(
-        b"LOCK.RENEW k a LEASE 100\r\nLOCK.RENEW k b LEASE 300\r\nLOCK.RENEW k c LEASE 200\r\n",
+    play.run(
+        "o > LOCK.RENEW k a LEASE 100 | LOCK.RENEW k b LEASE 300 | LOCK.RENEW k c LEASE 200 \
+         -> 1 | 1 | 1
+        o > PTTL k -> ..300",
     );
-    for _ in 0..3 {
-        assert_eq!(client.reply(), int(1));
-    }
-    let ttl = client.int("PTTL k");
-    assert!(ttl <= 300, "{ttl}: the key lives as long as the last");
-    for ((mut waiter, owner), lease_ms) in waiters.into_iter().zip([100, 200, 300]) {
-        token(&waiter.reply());
+    for (waiter, lease_ms) in [("w3", 100), ("w2", 200), ("w1", 300)] {
+        play.run(&format!("{waiter} < token"));
         let waited = start.elapsed();
         let in_time = waited >= Duration::from_millis(lease_ms) - WHOLE_MS;
         assert!(in_time, "{lease_ms} ms: in after {waited:?}");
-        assert_eq!(waiter.words(&[b"LOCK.RELEASE", b"k", owner]), int(1));
+        play.run(&format!("o > LOCK.RELEASE k {waiter} -> 1"));
     }
-}
-
-#[test]
-fn a_reader_whose_lease_is_over_holds_nothing_although_others_do() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.int(&format!("LOCK.ACQUIRE k alive {LONG} SHARED"));
-    let token = client.int("LOCK.ACQUIRE k dead LEASE 20 LIMIT 2");
-    eventually("the dead one's permit is over", || {
-        client.call("LOCK.RENEW k dead") == int(0) || {
-            // The renewal came too early and lasts; end it again.
-            client.call("LOCK.RENEW k dead LEASE 1");
-            false
-        }
-    });
-    assert_eq!(
-        client.call(&format!("LOCK.RELEASE k dead FENCE {token}")),
-        nil()
-    );
-    assert_eq!(client.call("LOCK.RELEASE k dead"), nil());
-    assert_eq!(client.call("HGET k dead"), nil());
-    assert_eq!(client.call("LOCK.RELEASE k alive"), int(1));
-}
-
-#[test]
-fn the_sixth_of_five_permits_comes_when_the_first_lease_ends() {
-    let server = TestServer::start();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    for n in 0..5 {
-        client.int(&format!("LOCK.ACQUIRE k p{n} {LONG} LIMIT 5"));
-    }
-    assert_eq!(client.call("LOCK.ACQUIRE k p5 LIMIT 5"), nil());
-    waiter.send_and_block(&mut client, "LOCK.ACQUIRE k p5 LIMIT 5 BLOCK 0");
-    let start = Instant::now();
-    assert_eq!(client.call("LOCK.RENEW k p0 LEASE 100"), int(1));
-    token(&waiter.reply());
-    let waited = start.elapsed();
-    assert!(
-        waited >= Duration::from_millis(100) - WHOLE_MS,
-        "{waited:?}"
-    );
-}
-
-#[test]
-fn a_changed_limit_is_judged_by_the_stricter() {
-    Play::start().run(
-        "o > LOCK.ACQUIRE k a LIMIT 5 -> token
-        o > LOCK.ACQUIRE k b LIMIT 5 -> token
-        o > LOCK.ACQUIRE k c LIMIT 5 -> token
-        o > LOCK.ACQUIRE k strict LIMIT 3 -> null
-        o > LOCK.ACQUIRE k strict LIMIT 4 -> token
-        o > LOCK.ACQUIRE k loose LIMIT 9 -> null
-        o > LOCK.ACQUIRE k loose SHARED -> null
-        o > LOCK.RELEASE k strict -> 1
-        o > LOCK.ACQUIRE k loose SHARED -> token",
-    );
-}
-
-#[test]
-fn a_limit_of_one_is_an_exclusive_lock() {
-    Play::start().run(
-        "o > LOCK.ACQUIRE k a LIMIT 1 -> A
-        o > HLEN k -> 2
-        o > HGET k a -> '1'
-        o > HGET k @fence -> '$A'
-        o > LOCK.ACQUIRE k b SHARED -> null",
-    );
-}
-
-#[test]
-fn a_writer_reenters_as_a_reader_and_keeps_the_lock_to_itself() {
-    Play::held().run(
-        "h > LOCK.ACQUIRE k h SHARED -> H
-        h > LOCK.ACQUIRE k h LIMIT 7 -> H
-        h > LOCK.ACQUIRE k h -> H
-        o > LOCK.ACQUIRE k r SHARED -> null
-        h > LOCK.RELEASE k h HOLD 4 -> 0
-        h > LOCK.RELEASE k h ALL -> 1",
-    );
 }
 
 #[test]
 fn a_reader_that_asks_to_write_is_refused_at_once_and_keeps_reading() {
     let mut play = Play::start();
-    play.run("o > LOCK.ACQUIRE k r SHARED -> R \n o > LOCK.ACQUIRE k p LIMIT 4 -> P");
-    let before = play.client("o").hash("k");
-    for request in ["r", "r BLOCK 0", "r LIMIT 1000", "p LIMIT 3"] {
-        play.run(&format!("o > LOCK.ACQUIRE k {request} -> !UPGRADE"));
-    }
-    assert_eq!(play.client("o").hash("k"), before);
-    play.run("o > LOCK.ACQUIRE k p SHARED -> P");
+    play.run(
+        "o > LOCK.ACQUIRE k r SHARED -> R
+        o > LOCK.ACQUIRE k p LIMIT 4 -> P",
+    );
+    let requests = ["r", "r BLOCK 0", "r LIMIT 1000", "p LIMIT 3"];
+    play.refuses(
+        "UPGRADE",
+        &requests.map(|request| format!("LOCK.ACQUIRE k {request}")),
+    )
+    .run("o > LOCK.ACQUIRE k p SHARED -> P");
 }
 
 #[test]
@@ -281,67 +123,39 @@ fn foreign_commands_on_a_shared_lock_let_waiters_in_and_strangers_never() {
 
 #[test]
 fn the_replica_and_the_aof_hold_the_same_permits() {
-    let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let replica = server.replica(false);
-    let mut client = server.client();
-    for n in 0..5 {
-        client.int(&format!("LOCK.ACQUIRE k r{n} {LONG} SHARED"));
-    }
-    let mut waiter = server.client();
-    waiter.send_and_block(
-        &mut client,
-        &format!("LOCK.ACQUIRE k w {LONG} LIMIT 3 BLOCK 0"),
-    );
-    client.call("LOCK.RENEW k r3 LEASE 700000");
-    client.call("LOCK.ACQUIRE k r4 SHARED");
-    for n in 0..3 {
-        assert_eq!(client.call(&format!("LOCK.RELEASE k r{n}")), int(1));
-    }
-    let token = token(&waiter.reply());
-    server.assert_same_data(&replica);
-    let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
-    drop(replica);
-    server.crash_and_restart();
-    let mut client = server.client();
-    assert_eq!(client.hash("k"), stored);
-    assert_eq!(client.int("PEXPIRETIME k"), end);
-    assert_eq!(client.call("LOCK.ACQUIRE k w LIMIT 3 HOLD 1"), int(token));
-    assert_eq!(client.call("LOCK.ACQUIRE k another SHARED"), nil());
+    let options = ["--appendonly", "yes", "--appendfsync", "always"];
+    Play::on(TestServer::start_with(&options))
+        .with_replica()
+        .run(
+            "each 0..4: o > LOCK.ACQUIRE k r# LONG SHARED
+        w > LOCK.ACQUIRE k w BLOCKED LIMIT 3 -> ..
+        o > LOCK.RENEW k r3 LEASE 700000 -> 1
+        o > LOCK.ACQUIRE k r4 SHARED -> token
+        each 0..2: o > LOCK.RELEASE k r# -> 1
+        w < W
+        in step
+        o > PEXPIRETIME k -> :end
+        o > DEBUG DIGEST -> :digest
+        crash
+        o > PEXPIRETIME k -> $end
+        o > DEBUG DIGEST -> $digest
+        o > LOCK.ACQUIRE k w LIMIT 3 HOLD 1 -> W
+        o > LOCK.ACQUIRE k another SHARED -> null",
+        );
 }
 
-/// Somebody who knows nothing of locks makes the key end before its permits.
-#[test]
-fn who_enters_again_keeps_the_lock_after_a_foreign_expiry() {
-    for mode in ["SHARED", "LIMIT 3"] {
-        for (first_ms, again_ms) in [(60_000, 60_000), (60_000, 20_000), (20_000, 60_000)] {
-            let least = again_ms - 10_000;
-            Play::start().run(&format!(
-                "o > LOCK.ACQUIRE k a LEASE {first_ms} {mode} -> A
-                o > PEXPIRE k 5000 -> 1
-                o > LOCK.ACQUIRE k a LEASE {again_ms} {mode} -> A
-                o > PTTL k -> {least}.."
-            ));
-        }
-    }
-}
-
+/// The lease that is kept up is shorter than the one that it has.
 #[test]
 fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
     for mode in ["SHARED", "LIMIT 3"] {
-        let server = TestServer::start();
-        let (mut session, mut client) = (server.client(), server.client());
-        let token = session.int(&format!("LOCK.ACQUIRE k a LEASE 60000 {mode}"));
-        // The lease that is kept up is shorter than the one that it has.
-        let bound = format!("LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION");
-        assert_eq!(session.int(&bound), token);
-        assert_eq!(client.int("PEXPIRE k 2500"), 1);
-        let end = client.int("PEXPIRETIME k");
-        eventually("the renewal keeps the key", || {
-            let now = client.int("PEXPIRETIME k");
-            assert!(now > 0, "{mode}: the lock is gone");
-            now > end
-        });
-        assert_eq!(client.call("HGET k @fence"), text(token.to_string()));
+        Play::start().run(&format!(
+            "s > LOCK.ACQUIRE k a LEASE 60000 {mode} -> A
+            s > LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION -> A
+            o > PEXPIRE k 2500 -> 1
+            o > PEXPIRETIME k -> :end
+            until o > PEXPIRETIME k -> $end+1..
+            o > HGET k @fence -> '$A'"
+        ));
     }
 }
 

@@ -51,42 +51,6 @@ fn a_later_wait_has_the_position_and_the_earlier_one_is_told() {
     }
 }
 
-#[test]
-fn a_later_wait_in_another_mode_goes_to_the_end() {
-    check(
-        "later > LOCK.ACQUIRE k a BLOCKED SHARED -> ..
-        a < !SUPERSEDED
-        h > LOCK.RELEASE k h -> 1
-        b < token
-        h > LOCK.RELEASE k b -> 1
-        later < token",
-    );
-}
-
-#[test]
-fn what_gets_no_token_at_once_leaves_the_earlier_one_as_it_is() {
-    let mut play = check(
-        "later > LOCK.ACQUIRE k a LONG -> null
-        later > LOCK.ACQUIRE k a BLOCKED HOLD 2 -> !HOLDCOUNT
-        later > LOCK.ACQUIRE k a PLACED HOLD 2 -> !HOLDCOUNT
-        queue k = a b
-        lock_superseded = 0
-        h > LOCK.RELEASE k h -> 1
-        a < token",
-    );
-    assert_held(&mut play, 1);
-}
-
-/// The server tells the module of `DEL` in the same turn.
-#[test]
-fn a_later_request_is_granted_in_the_stead_of_the_one_that_waits() {
-    let mut play = check(
-        "later >> DEL k | LOCK.ACQUIRE k a LONG -> 1 | token
-        a < !SUPERSEDED",
-    );
-    assert_held(&mut play, 1);
-}
-
 /// On Redis 7.4 and later the earlier client is told at the end of the turn. Before, its
 /// token is in its output buffer by then, and the later request is a re-entry.
 #[test]
@@ -180,38 +144,6 @@ fn a_grant_that_is_withheld_passes_with_its_token() {
             later < {written}
             o > HGET k a -> '1'
             later > LOCK.RELEASE k a ALL -> 1"
-        ));
-    }
-}
-
-/// Neither of them was told, so nothing is left of them.
-#[test]
-fn a_later_request_that_is_not_acknowledged_gives_back_what_it_took_over() {
-    Play::acknowledged().run(
-        "r stops
-        a > LOCK.ACQUIRE k a LONG -> ..
-        later > LOCK.ACQUIRE k a LONG -> ..
-        a < !SUPERSEDED
-        o > CLIENT UNBLOCK $later -> 1
-        later < !NOREPLICAS
-        r goes on
-        settled
-        o > EXISTS k -> 0",
-    );
-}
-
-/// Whether the release ends the hold, or its lease has ended it.
-#[test]
-fn a_release_answers_a_grant_that_is_withheld() {
-    for (lease_ms, reply) in [(600_000, "1"), (1, "null")] {
-        let is_held = i64::from(lease_ms > 1);
-        Play::acknowledged().run(&format!(
-            "r stops
-            a > LOCK.ACQUIRE k a LEASE {lease_ms} -> ..
-            until o > EXISTS k -> {is_held}
-            o > LOCK.RELEASE k a -> {reply}
-            a < null
-            r goes on"
         ));
     }
 }

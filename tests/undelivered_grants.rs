@@ -1,8 +1,7 @@
 //! Grants that could not be told: what they added is taken back, and nothing else.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, await_waiting, settle};
-use redis_lock_testing::{LONG, Play, TestServer, int, status, text, token};
+use redis_lock_testing::{Play, TestServer};
 
 /// `h` holds `k`, `a` waits for it with these options, and `next` behind that.
 #[track_caller]
@@ -22,37 +21,34 @@ const PASSED_ON: &str = "settled
 
 #[test]
 fn one_who_resends_and_one_who_closes_its_socket_then() {
-    let server = TestServer::start();
-    let (mut observer, mut sleeper) = (server.client(), server.client());
-    let (mut holder, mut next) = (server.client(), server.client());
+    let mut play = Play::start();
+    play.run("each leaves sleeper: # > PING -> PONG");
     for round in 0..100 {
-        holder.int(&format!("LOCK.ACQUIRE k before {LONG}"));
-        let (mut stays, mut leaves) = (server.client(), server.client());
-        let id = leaves.int("CLIENT ID");
-        let asks = format!("LOCK.ACQUIRE k owner {LONG} HOLD 1 BLOCK 0");
-        leaves.send_and_block(&mut observer, &asks);
-        stays.send(&asks);
-        assert!(leaves.reply_error().starts_with("SUPERSEDED "));
-        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-        await_waiting(&mut observer, "k", 2);
         // While the server sleeps both arrive, so that one turn reads both.
-        if round % 2 == 0 {
-            sleeper.send("DEBUG SLEEP 0.005");
-        }
-        holder.send("LOCK.RELEASE k before");
-        drop(leaves);
-        assert_eq!(holder.reply(), int(1));
-        if round % 2 == 0 {
-            assert_eq!(sleeper.reply(), status("OK"));
-        }
-        let told = token(&stays.reply());
-        await_gone(&mut observer, id);
-        settle(&server);
-        let stored = observer.call("HGET k @fence");
-        assert_eq!(stored, text(told.to_string()), "round {round}");
-        assert_eq!(stays.call("LOCK.RELEASE k owner"), int(1));
-        assert!(token(&next.reply()) > told);
-        assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
+        let [sleeps, awake] = match round % 2 {
+            0 => ["sleeper sends DEBUG SLEEP 0.005", "sleeper < OK"],
+            _ => [""; 2],
+        };
+        play.run(&format!(
+            "h > LOCK.ACQUIRE k before LONG
+            leaves > CLIENT ID -> :id
+            leaves > LOCK.ACQUIRE k owner BLOCKED HOLD 1 -> ..
+            stays > LOCK.ACQUIRE k owner BLOCKED HOLD 1 -> ..
+            leaves < !SUPERSEDED
+            next > LOCK.ACQUIRE k next BLOCKED -> ..
+            {sleeps}
+            h sends LOCK.RELEASE k before
+            leaves drops
+            h < 1
+            {awake}
+            stays < T{round}
+            $id gone
+            settled
+            o > HGET k @fence -> '$T{round}'
+            stays > LOCK.RELEASE k owner -> 1
+            next < N{round}
+            next > LOCK.RELEASE k next -> 1"
+        ));
     }
 }
 
@@ -135,24 +131,25 @@ fn who_is_unblocked_with_an_error_has_no_session() {
 
 #[test]
 fn who_reads_a_grant_and_closes_at_once_was_told() {
-    let server = TestServer::start();
-    let mut observer = server.client();
+    let mut play = Play::start();
+    let sets = ["SET x yyyyyyyy"; 20]
+        .join(" | ")
+        .replace('y', &"y".repeat(250));
     for nth in 0..30 {
-        let (mut holder, mut waiter) = (server.client(), server.client());
-        holder.int(&format!("LOCK.ACQUIRE k{nth} holder {LONG}"));
-        waiter.send(&format!("LOCK.ACQUIRE k{nth} waiter {LONG} BLOCK 0"));
-        await_waiting(&mut observer, &format!("k{nth}"), 1);
         // What is released at the end of a pause is answered in a busy turn.
-        observer.call("CLIENT PAUSE 60 WRITE");
-        holder.send(&format!("LOCK.RELEASE k{nth} holder"));
-        let mut others: Vec<_> = (0..20).map(|_| server.client()).collect();
-        for other in &mut others {
-            (0..20).for_each(|key| other.send(&format!("SET x{key} {}", "y".repeat(2000))));
-        }
-        assert!(matches!(waiter.reply(), Value::Int(_)));
-        drop(waiter);
-        settle(&server);
-        let stored = observer.call(&format!("HGET k{nth} waiter"));
-        assert_eq!(stored, text("1"), "it was taken back");
+        play.run(&format!(
+            "h > LOCK.ACQUIRE k{nth} h LONG
+            w > LOCK.ACQUIRE k{nth} w BLOCKED -> ..
+            each 0..19: other# > PING -> PONG
+            o > CLIENT PAUSE 60 WRITE
+            h sends LOCK.RELEASE k{nth} h
+            each 0..19: other# sends {sets}
+            w < token
+            w drops
+            settled
+            o > HGET k{nth} w -> '1'
+            each 0..19: other# drops
+            h < 1"
+        ));
     }
 }

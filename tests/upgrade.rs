@@ -2,14 +2,15 @@
 //! wait. `REDISLOCK_NEWER_SERVER` names the server that they become, if it is another one.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 
-use redis_lock_testing::scene::{await_replicas, await_role};
-use redis_lock_testing::{Client, LONG, TestServer, int, module, status, text, token};
+use redis_lock_testing::scene::await_replicas;
+use redis_lock_testing::{Play, TestServer, module};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
-fn upgrade(node: &mut TestServer, module: &Path, primary: &TestServer) {
+fn upgrade(node: &mut TestServer, module: &Path, primary: SocketAddr) {
     node.shut_down().unwrap();
     let mut setup = node.setup.clone();
     if let Some(newer) = std::env::var_os("REDISLOCK_NEWER_SERVER") {
@@ -19,7 +20,7 @@ fn upgrade(node: &mut TestServer, module: &Path, primary: &TestServer) {
     let is_replica = setup.options.contains(&"--replicaof".into());
     node.setup = match is_replica {
         true => setup,
-        false => setup.replica_of(primary.addr()),
+        false => setup.replica_of(primary),
     };
     node.restart();
     node.await_link().unwrap();
@@ -27,30 +28,14 @@ fn upgrade(node: &mut TestServer, module: &Path, primary: &TestServer) {
     assert!(modules.contains("newer.so"), "{modules}");
 }
 
-/// Clients that wait for `k`: one blocked, one with a place, and again one blocked.
-struct Line {
-    first: Client,
-    place: Client,
-    last: Client,
-}
-
-impl Line {
-    /// They ask, one after the other.
-    fn ask(at: &TestServer) -> Self {
-        let mut line = Self {
-            first: at.client(),
-            place: at.subscriber("mine"),
-            last: at.client(),
-        };
-        let ask = |owner: &str| format!("LOCK.ACQUIRE k {owner} {LONG} HOLD 1");
-        line.first.send(&(ask("first") + " BLOCK 0"));
-        at.await_waiters(1);
-        let place = ask("place") + " QUEUE 600000 mine";
-        assert_eq!(line.place.call(&place), int(0));
-        line.last.send(&(ask("last") + " BLOCK 0"));
-        at.await_waiters(3);
-        line
-    }
+/// At a server three wait for `k`: one blocked, one with a place, and again one blocked.
+fn line_up(at: &str) -> String {
+    format!(
+        "first{at} > LOCK.ACQUIRE k first BLOCKED HOLD 1 -> ..
+        ears{at} hears mine
+        ears{at} > LOCK.ACQUIRE k place LONG HOLD 1 QUEUE 600000 mine -> 0
+        last{at} > LOCK.ACQUIRE k last BLOCKED HOLD 1 -> .."
+    )
 }
 
 #[test]
@@ -58,53 +43,55 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
     let folder = tempfile::tempdir().unwrap();
     let newer = folder.path().join("newer.so");
     fs::copy(module(), &newer).unwrap();
-    let mut old = TestServer::start();
-    let mut new = old.replica(true);
-    await_replicas(&mut old.client(), 1);
-    let (mut holder, mut session) = (old.client(), old.client());
-    let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
-    session.int(&format!("LOCK.ACQUIRE kept session {LONG} SESSION"));
-    let mut line = Line::ask(&old);
+    let mut play = Play::start().with_replica();
+    play.run(
+        "h > LOCK.ACQUIRE k h LONG -> H
+        s > LOCK.ACQUIRE kept s LONG SESSION -> S",
+    )
+    .run(&line_up(""));
 
     // The replica goes first. Nobody who waits notices.
-    upgrade(&mut new, &newer, &old);
-    await_replicas(&mut old.client(), 1);
-    assert_eq!(old.info("lock_waiters"), 3);
-    assert_eq!(holder.call(&format!("LOCK.RENEW k holder {LONG}")), int(1));
-    old.assert_same_data(&new);
+    let old = play.addr();
+    upgrade(play.others.get_mut("r").unwrap(), &newer, old);
+    await_replicas(&mut play.server.client(), 1);
+    play.run(
+        "lock_waiters = 3
+        h > LOCK.RENEW k h LONG -> 1
+        in step",
+    );
 
     // The hand-over: who waits is told, and the session is closed.
-    assert_eq!(old.client().call("FAILOVER"), status("OK"));
-    assert!(line.first.reply_error().starts_with("UNBLOCKED "));
-    assert!(line.last.reply_error().starts_with("UNBLOCKED "));
-    let told = line.place.told();
-    assert_eq!(told.owner, "place");
-    assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
-    assert_eq!(session.try_reply(), None);
-    await_role(&mut new.client(), "master");
-    await_role(&mut old.client(), "slave");
+    play.run(
+        "o > FAILOVER -> OK
+        first < !UNBLOCKED
+        last < !UNBLOCKED
+        ears heard place !UNBLOCKED
+        s < closed
+        until o@r > INFO replication -> ~role:master
+        until o > INFO replication -> ~role:slave",
+    );
 
     // Holds are what they were, and who asks again waits on.
-    let mut holder = new.client();
-    let renew = format!("LOCK.RENEW k holder {LONG} FENCE {fence}");
-    assert_eq!(holder.call(&renew), int(1));
-    assert_eq!(holder.call("HGET kept session"), text("1"));
-    let mut line = Line::ask(&new);
+    play.run(
+        "h at r
+        h > LOCK.RENEW k h LONG FENCE $H -> 1
+        h > HGET kept s -> '1'",
+    )
+    .run(&line_up("@r"));
 
     // Then the old primary. Nobody notices this either.
-    upgrade(&mut old, &newer, &new);
-    await_replicas(&mut new.client(), 1);
-    assert_eq!(new.info("lock_waiters"), 3);
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    let first = token(&line.first.reply());
-    assert!(first > fence);
-    assert_eq!(line.first.call("LOCK.RELEASE k first"), int(1));
-    let told = line.place.told();
-    assert!(told.token() > first);
-    let release = format!("LOCK.RELEASE k place FENCE {}", told.token());
-    assert_eq!(line.place.call(&release), int(1));
-    assert!(token(&line.last.reply()) > told.token());
-    new.assert_same_data(&old);
-    old.assert_sound();
-    new.assert_sound();
+    let new = play.others["r"].addr();
+    upgrade(&mut play.server, &newer, new);
+    await_replicas(&mut play.others["r"].client(), 1);
+    play.run(
+        "r.lock_waiters = 3
+        h > LOCK.RELEASE k h -> 1
+        first@r < F
+        h > LOCK.RELEASE k first -> 1
+        ears@r heard place P
+        h > LOCK.RELEASE k place FENCE $P -> 1
+        last@r < L",
+    );
+    play.others["r"].assert_same_data(&play.server);
+    play.run("sound");
 }

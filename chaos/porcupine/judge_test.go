@@ -54,7 +54,7 @@ func passes(t *testing.T, history string) bool {
 // What this model is for. It knows neither order nor liveness.
 var harm = regexp.MustCompile(`exclusion|possession|tokens`)
 
-// The scenes of chaos/tests/planted_faults.rs, each with its fault and without.
+// The scenes of chaos/tests/scenes.rs, each with its fault and without.
 func TestScenesWithAPlantedFaultAreRefused(t *testing.T) {
 	folder := os.Getenv("REDISLOCK_HISTORIES")
 	if folder == "" {

@@ -10,25 +10,20 @@ use clap::builder::PossibleValuesParser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::{Setup, comes_true};
-use tokio::runtime::Runtime;
 
 use crate::client::sets::{self, Workload};
 use crate::client::{Client, LEASE_MS_MAX, Shared};
-use crate::faults::minority::{Minority, Open};
-use crate::faults::{self, Faults, Victims};
+use crate::faults::minority::Minority;
+use crate::faults::{self, Faults};
 use crate::fleet::{Fleet, SIDES, Topology};
 use crate::history::{self, Breach, History, Promise, TOLERANCE};
-use crate::library::scenes;
-use crate::library::workers::{Planted, Workers};
+use crate::library::{self, Planted};
 use crate::locks::Locks;
 use crate::protection::{Mode, Protection};
 use crate::{observer, report};
 
-/// How often a campaign tells how far it is.
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-
-/// How often a campaign that ends at a breach looks for one.
-const SEARCH_EVERY: Duration = Duration::from_secs(2);
+/// How often a campaign tells how far it is, and looks for the breach at which it ends.
+const LOOK_EVERY: Duration = Duration::from_secs(4);
 
 /// How many grants show that locks behind witnesses are at work.
 const AT_WORK: usize = 20;
@@ -78,19 +73,13 @@ pub struct Campaign {
     /// Where the locks are, but for those of a Redlock
     #[arg(long, value_enum, default_value_t = Topology::One)]
     topology: Topology,
-    /// How many clients send bare commands at a time: 20, behind witnesses 8
-    #[arg(long)]
-    clients: Option<usize>,
     /// How many locks they share; on one server these are the exclusive ones, and there
     /// are a few others
     #[arg(long, default_value_t = 4)]
     locks: usize,
-    /// End at the first breach of this promise
+    /// Succeed if this promise was broken, and only then; end at that
     #[arg(long, value_name = "PROMISE")]
     until_breach_of: Option<Promise>,
-    /// Succeed if two owners held one lock, and only then; end at that
-    #[arg(long)]
-    expect_breach: bool,
     /// Do nothing to the nodes
     #[arg(long)]
     without_faults: bool,
@@ -113,47 +102,26 @@ pub struct Campaign {
     /// Have bare commands behind witnesses use the locks for data, and see what becomes of it
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// How many tasks each of a library's three clients has
-    #[arg(long, default_value_t = 6)]
-    pub tasks: usize,
-    /// Before that, give so many acquires of a library up at random moments
-    #[arg(long, default_value_t = 0)]
-    cancels: usize,
-    /// Before that, have so many holds and so many waits of one client of a library
-    #[arg(long, default_value_t = 0)]
-    crowd: usize,
     /// Do this wrong: it has to be found
     #[arg(long, value_enum)]
     pub planted: Option<Planted>,
     /// How many servers a Redlock has: an odd number
     #[arg(long, default_value_t = 3)]
     servers: usize,
-    /// How many of these may be hurt at a time: a minority if not given
-    #[arg(long)]
-    most: Option<usize>,
     /// Start a killed server of these again at once, which Redlock does not promise to
     /// survive: a breach has to be found
     #[arg(long)]
     restart_at_once: bool,
 }
 
-/// All clients.
-enum Crew {
-    Clients(Vec<JoinHandle<Result<(), String>>>),
-    Workers(Workers),
-}
+/// Waits until all clients have taken their last locks, and come to rest.
+pub type End = Box<dyn FnOnce() -> Result<(), String>>;
 
 impl Campaign {
     /// The seed, which is another one each time if none is given.
     pub fn seed(&self) -> u64 {
         self.seed
             .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000))
-    }
-
-    fn setup(&self) -> Result<Setup, String> {
-        let module = self.module.canonicalize();
-        let module = module.map_err(|error| format!("{}: {error}", self.module.display()))?;
-        Ok(Setup::of(&self.server).module(module))
     }
 
     fn topology(&self) -> Topology {
@@ -163,20 +131,21 @@ impl Campaign {
         }
     }
 
-    fn victims(&self) -> Victims {
-        match (self.client, self.topology().is_watched()) {
-            (Who::Commands, false) => Victims::Commands,
-            (Who::Commands, true) => Victims::Followers,
-            (_, false) => Victims::Library,
-            (_, true) => Victims::Finders,
-        }
+    /// Whether bare commands go from one primary to the next.
+    fn follows(&self) -> bool {
+        self.client == Who::Commands && self.topology.is_watched()
+    }
+
+    /// Whether bare commands go to one server.
+    fn stays(&self) -> bool {
+        self.client == Who::Commands && !self.topology.is_watched()
     }
 
     fn protection(&self) -> Protection {
         let mode = self.mode.unwrap_or(Mode::MinReplicas);
-        let lease_max_ms = match (self.victims(), mode) {
-            (Victims::Commands | Victims::Library, _) => return Protection::none(LEASE_MS_MAX),
-            (Victims::Followers, Mode::Plain | Mode::MinReplicas) => 4000,
+        let lease_max_ms = match mode {
+            _ if !self.topology().is_watched() => return Protection::none(LEASE_MS_MAX),
+            Mode::Plain | Mode::MinReplicas if self.follows() => 4000,
             _ => LEASE_MS_MAX,
         };
         Protection {
@@ -189,12 +158,11 @@ impl Campaign {
 
     fn shared(&self, fleet: &Fleet) -> Shared {
         let prefix = fleet.prefix();
-        let locks = match self.victims() {
-            Victims::Commands => Locks::new(self.locks),
-            _ => {
-                let name = |n| format!("{prefix}lock-{n}");
-                Locks::named((1..=self.locks).map(name).collect())
-            }
+        let names = (1..=self.locks).map(|n| format!("{prefix}lock-{n}"));
+        let names = names.collect();
+        let locks = match self.stays() {
+            true => Locks::new(self.locks),
+            false => Locks { names },
         };
         Shared {
             prefix,
@@ -203,18 +171,9 @@ impl Campaign {
         }
     }
 
-    fn minority(&self, open: &Arc<Open>, rng: StdRng) -> Option<Minority> {
-        let most = self
-            .most
-            .unwrap_or((self.servers.saturating_sub(1)) / 2)
-            .min(self.servers);
-        let minority = || Minority::new(most, self.restart_at_once, Arc::clone(open), rng);
-        (self.client == Who::Redlock).then(minority)
-    }
-
     /// Whether these go together.
     fn examine(&self) -> Result<(), String> {
-        if self.workload.is_some() && self.victims() != Victims::Followers {
+        if self.workload.is_some() && !self.follows() {
             return Err(
                 "a workload wants bare commands, and --topology sentinel or cluster".into(),
             );
@@ -226,7 +185,7 @@ impl Campaign {
     }
 
     /// Runs a campaign. Returns whether it came out as it should: without a breach, or with
-    /// one of exclusion where that is expected.
+    /// the one that is looked for.
     pub fn run(&self, seed: u64) -> Result<bool, String> {
         self.examine()?;
         let (topology, protection) = (self.topology(), self.protection());
@@ -239,30 +198,32 @@ impl Campaign {
             .tempdir();
         let dir = dir.map_err(|error| error.to_string())?;
         let mut rng = StdRng::seed_from_u64(seed);
-        let fleet = Fleet::start(&self.setup()?, dir.path(), topology, &protection)?;
-        self.play_scenes(&fleet, rng.random())?;
-        if self.duration == 0 {
-            return Ok(true);
-        }
+        let path = self.module.canonicalize();
+        let path = path.map_err(|error| format!("{module}: {error}"))?;
+        let setup = Setup::of(&self.server).module(path);
+        let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
         if self.without_faults {
             fleet.stay_calm()?;
         }
         let shared = Arc::new(self.shared(&fleet));
-        let open = Arc::default();
+        let minority = (self.client == Who::Redlock).then(|| {
+            let rng = StdRng::seed_from_u64(rng.random());
+            Minority::new(self.restart_at_once, rng)
+        });
         let mut faults = Faults::new(
             fleet,
-            self.victims(),
+            self.client == Who::Commands,
             StdRng::seed_from_u64(rng.random()),
             Arc::clone(&shared),
             &self.only,
-            self.minority(&open, StdRng::seed_from_u64(rng.random())),
+            minority,
         )?;
         let start = Instant::now();
-        let crew = self.start_crew(&faults.fleet, &shared, &open, rng)?;
+        let await_end = self.start_clients(&faults.fleet, &shared, rng)?;
         let hurt = self.hurt(&mut faults, &shared);
         let healed = faults.end();
         shared.end();
-        let ended = crew.end(&protection);
+        let ended = await_end();
         let survived = hurt.and(healed).and(ended);
         let mut survived = survived.and_then(|()| faults.fleet.examine());
         if self.workload.is_some() && survived.is_ok() {
@@ -276,14 +237,18 @@ impl Campaign {
         if self.client != Who::Commands && survived.is_ok() && breaches.is_empty() {
             survived = faults.fleet.await_empty();
         }
-        let broken = report::show(&breaches, &faults.events);
+        let broken = report::show(&breaches, &history);
         let (seconds, all) = (
             start.elapsed(),
             report::totals(&history, &faults.counts, &broken),
         );
         println!("totals: {:.1} s; {all}; seed {seed}", seconds.as_secs_f64());
-        let is_found = is_found(&breaches, self.expected());
-        let kept = survived.map(|()| is_found == self.expect_breach);
+        let kept = match self.until_breach_of {
+            // What it breaks may keep clients from coming to an end.
+            Some(_) if is_found(&breaches, self.until_breach_of) => Ok(true),
+            Some(_) => survived.map(|()| false),
+            None => survived.map(|()| breaches.is_empty()),
+        };
         self.keep(&history, kept == Ok(true), dir)?;
         kept
     }
@@ -301,36 +266,17 @@ impl Campaign {
         Ok(())
     }
 
-    fn play_scenes(&self, fleet: &Fleet, seed: u64) -> Result<(), String> {
-        let runtime = Runtime::new().map_err(|error| error.to_string())?;
-        if self.cancels > 0 {
-            let cancels = scenes::cancels(fleet, self.cancels, seed);
-            let granted = runtime.block_on(cancels)?;
-            println!(
-                "{} acquires given up, {granted} granted before",
-                self.cancels
-            );
-        }
-        if self.crowd > 0 {
-            let took = runtime.block_on(scenes::crowd(fleet, self.crowd))?;
-            println!("{} holds and waits: passed on in {took:?}", self.crowd);
-        }
-        Ok(())
-    }
-
-    fn start_crew(
+    fn start_clients(
         &self,
         fleet: &Fleet,
         shared: &Arc<Shared>,
-        open: &Arc<Open>,
         mut rng: StdRng,
-    ) -> Result<Crew, String> {
+    ) -> Result<End, String> {
         if self.client != Who::Commands {
-            let workers = Workers::start(self, fleet, shared, open, rng)?;
-            return Ok(Crew::Workers(workers));
+            return library::start(self, fleet, shared, rng);
         }
         let is_watched = self.topology.is_watched();
-        let clients = self.clients.unwrap_or(if is_watched { 8 } else { 20 });
+        let clients = if is_watched { 8 } else { 20 };
         let start = |number: usize| {
             // A third of those on one server go by ways of which some stall.
             let side = match is_watched {
@@ -348,37 +294,38 @@ impl Campaign {
                 Ok(())
             }));
         }
-        Ok(Crew::Clients(threads))
+        let grace = Duration::from_millis(shared.protection.grace_ms());
+        Ok(Box::new(move || {
+            await_all(threads, 10 * (END_TIMEOUT + grace))
+        }))
     }
 
     /// Hurts something again and again, until the time is over or a breach is found.
     fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<(), String> {
         let duration = Duration::from_secs(self.duration);
-        let (started, mut times) = (Instant::now(), 0);
-        let (mut told, mut searched) = (started, started);
+        let started = Instant::now();
+        let mut looked = started;
         while started.elapsed() < duration {
-            if self.victims() == Victims::Followers {
+            if self.follows() {
                 await_work(shared)?;
             }
             if !self.without_faults {
                 faults.inject()?;
-                times += 1;
             }
-            if told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
-                let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
-                let (operations, grants) = (journal.operations(), journal.grants());
-                println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
+            if looked.elapsed() < LOOK_EVERY {
+                continue;
             }
+            looked = Instant::now();
+            let (seconds, journal) = (started.elapsed().as_secs(), &shared.journal);
+            let (operations, grants) = (journal.operations(), journal.grants());
+            let times: usize = faults.counts.values().sum();
+            println!("{seconds:4} s: {operations} operations, {grants} grants, {times} faults");
             // Elsewhere a history gets too long for that.
-            let is_searched = self.victims() != Victims::Commands || self.until_breach_of.is_some();
-            if is_searched && searched.elapsed() >= SEARCH_EVERY {
-                let breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
-                let promise = self.until_breach_of.or(self.expected());
-                if is_found(&self.judge(breaches), promise) {
+            if !self.stays() || self.until_breach_of.is_some() {
+                let breaches = history::check_so_far(&journal.history(), TOLERANCE);
+                if is_found(&self.judge(breaches), self.until_breach_of) {
                     break;
                 }
-                searched = Instant::now();
             }
         }
         Ok(())
@@ -393,11 +340,6 @@ impl Campaign {
         report::sort(&mut breaches);
         breaches
     }
-
-    /// The promise that has to be broken.
-    fn expected(&self) -> Option<Promise> {
-        self.expect_breach.then_some(Promise::Exclusion)
-    }
 }
 
 /// Whether there is a breach, of this promise if one is named.
@@ -406,23 +348,18 @@ fn is_found(breaches: &[Breach], promise: Option<Promise>) -> bool {
     broken.any(|broken| promise.is_none_or(|promise| promise == broken))
 }
 
-impl Crew {
-    /// Waits until all have taken their last locks.
-    fn end(self, protection: &Protection) -> Result<(), String> {
-        let threads = match self {
-            Self::Workers(workers) => return workers.end(),
-            Self::Clients(threads) => threads,
-        };
-        let patience = 10 * END_TIMEOUT + Duration::from_millis(10 * protection.grace_ms());
-        if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
-            return Err("some clients can't come to an end".into());
-        }
-        let joined = threads.into_iter().map(JoinHandle::join);
-        let panicked = |_| Err("a client panicked".into());
-        let ended: Vec<Result<(), String>> =
-            joined.map(|one| one.unwrap_or_else(panicked)).collect();
-        ended.into_iter().collect()
+/// Waits until all clients have come to an end.
+fn await_all(
+    threads: Vec<JoinHandle<Result<(), String>>>,
+    patience: Duration,
+) -> Result<(), String> {
+    if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
+        return Err("some clients can't come to an end".into());
     }
+    let panicked = |_| Err("a client panicked".into());
+    let joined = threads.into_iter().map(JoinHandle::join);
+    let ended: Vec<_> = joined.map(|one| one.unwrap_or_else(panicked)).collect();
+    ended.into_iter().collect()
 }
 
 /// Waits until locks are granted again.

@@ -19,17 +19,14 @@ use crate::locks::{Locks, database_and_key};
 use crate::protection::Protection;
 use crate::words::outcome;
 
-mod ears;
-mod holdings;
-mod pairs;
+mod holds;
 mod places;
 mod quiet;
 mod rounds;
-mod sessions;
 pub mod sets;
 
-use ears::Ears;
-use holdings::{Hold, Reign};
+use holds::{Hold, Reign};
+use places::Ears;
 use sets::Workload;
 
 /// No lease of a client on one server is longer.
@@ -50,24 +47,18 @@ const STALL_MS: u64 = 700;
 
 /// What all clients share.
 pub struct Shared {
-    /// Where they write down what they do.
     pub journal: Journal,
-    /// How they find the primary.
     pub guide: Guide,
     /// What all names begin with, so that those who serve the locks serve them.
     pub prefix: String,
-    /// What the servers do.
     pub protection: Protection,
-    /// The locks.
     pub locks: Locks,
-    /// What they are used for, if for anything.
     pub workload: Option<Workload>,
     /// When the faults ended: 0 while they go on.
     pub faults_end: AtomicU64,
 }
 
 impl Shared {
-    /// Nothing has happened yet.
     pub fn new(guide: Guide, protection: Protection, locks: Locks) -> Self {
         Self {
             journal: Journal::default(),
@@ -80,12 +71,10 @@ impl Shared {
         }
     }
 
-    /// Whether the faults are over.
     pub fn is_over(&self) -> bool {
         self.faults_end.load(Ordering::SeqCst) != 0
     }
 
-    /// From now on there are no faults.
     pub fn end(&self) {
         self.faults_end.store(clock::now(), Ordering::SeqCst);
     }
@@ -95,9 +84,8 @@ impl Shared {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrap {
     Plain,
-    /// In `MULTI` and `EXEC`, maybe with the end of a connection after or before it.
-    Transaction(Option<i64>),
-    /// By a script.
+    /// In `MULTI` and `EXEC`.
+    Transaction,
     Script,
 }
 
@@ -116,8 +104,8 @@ pub struct Client {
     pub(crate) obeys: bool,
     database: i64,
     pub(crate) connection: Option<Connected>,
-    pub(crate) ears: Option<Ears>,
     connections: usize,
+    companions: usize,
     /// How many owners it has been, unless it has a name.
     owners: usize,
     pub(crate) name: Option<String>,
@@ -133,7 +121,6 @@ pub(crate) struct Asked {
     sent: Nanos,
     /// How many replies are to come.
     replies: usize,
-    failed: bool,
 }
 
 /// A connection, with its number here and its id at the server.
@@ -143,9 +130,8 @@ pub(crate) struct Connected {
     pub(crate) number: usize,
     node: usize,
     pub(crate) id: i64,
-    /// Whether messages come between the replies.
-    hears: bool,
     reign: Reign,
+    pub(crate) ears: Option<Ears>,
 }
 
 /// Whether nobody knows what became of a request.
@@ -165,22 +151,12 @@ impl Client {
             database: i64::from(!is_watched && id % 5 == 4),
             shared,
             connection: None,
-            ears: None,
             connections: 0,
+            companions: 0,
             owners: 0,
             name: None,
             believed: None,
         }
-    }
-
-    /// Works until the faults are over, and then takes each lock once more, or any lock some
-    /// times more.
-    pub fn run(mut self) -> Result<(), String> {
-        if self.is_watched() {
-            return self.follow();
-        }
-        self.work_on_one_server();
-        Ok(())
     }
 
     /// Whether events are in the order in which this client makes them.
@@ -193,24 +169,18 @@ impl Client {
         self.shared.guide.is_watched()
     }
 
-    fn faults_over(&self) -> bool {
-        self.shared.is_over()
-    }
-
     /// Sleeps for a random time, or until the faults are over.
     fn sleep(&mut self, from_ms: u64, to_ms: u64) {
         let end = clock::now() + self.rng.random_range(from_ms..=to_ms) * MS;
-        while !self.faults_over() {
+        while !self.shared.is_over() {
             let left = end.saturating_sub(clock::now()).min(20 * MS);
             if left == 0 {
                 break;
             }
             thread::sleep(Duration::from_nanos(left));
-            self.listen();
         }
     }
 
-    /// As whom it asks.
     pub(crate) fn owner(&self) -> String {
         match &self.name {
             Some(name) => name.clone(),
@@ -234,21 +204,12 @@ impl Client {
     /// One request in so many is sent in a transaction, and one in a script.
     fn any_wrap(&mut self, requests: u32) -> Wrap {
         match self.rng.random_range(0..requests) {
-            0 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
-            1 if self.may_wrap() => Wrap::Script,
+            _ if self.obeys || self.is_watched() => Wrap::Plain,
+            // The replies of a transaction may not come together if the connection stalls.
+            0 if self.is_direct() => Wrap::Transaction,
+            1 => Wrap::Script,
             _ => Wrap::Plain,
         }
-    }
-
-    /// The replies of a transaction may not come together if the connection stalls, and
-    /// a message may come among them.
-    fn may_wrap_in_transaction(&self) -> bool {
-        let hears = self.connection.as_ref().is_some_and(|one| one.hears);
-        self.may_wrap() && self.is_direct() && !hears
-    }
-
-    fn may_wrap(&self) -> bool {
-        !self.obeys && !self.is_watched()
     }
 
     /// Notes a request that is sent now.
@@ -270,8 +231,9 @@ impl Client {
         self.ended(operation, Outcome::Done);
     }
 
-    pub(crate) fn line(&self, lock: &str, request: Request) -> String {
-        let channel = self.ears.as_ref().map_or("", |ears| &ears.channel);
+    /// A command on this connection, whose channel may hear of its end.
+    pub(crate) fn line(&self, on: &Connected, lock: &str, request: Request) -> String {
+        let channel = on.ears.as_ref().map_or("", |ears| &ears.channel);
         request.line(database_and_key(lock).1, &self.owner(), channel)
     }
 
@@ -283,9 +245,8 @@ impl Client {
         mut request: Request,
         wrap: Wrap,
     ) -> Asked {
-        let line = self.line(lock, request);
+        let line = self.line(&connected, lock, request);
         let mut lines: Vec<Vec<&str>> = vec![line.split(' ').collect()];
-        let id;
         match wrap {
             Wrap::Plain => {}
             Wrap::Script => {
@@ -293,14 +254,7 @@ impl Client {
                 let (command, key) = (line[0], line[1]);
                 line.splice(..2, ["EVAL", SCRIPT, "1", key, command]);
             }
-            Wrap::Transaction(killed) => {
-                if let Some(killed) = killed {
-                    id = killed.to_string();
-                    let kill = vec!["CLIENT", "KILL", "ID", &id];
-                    // Those that wait are killed after what wakes them.
-                    let at = usize::from(matches!(request, Request::Release { .. }));
-                    lines.insert(at, kill);
-                }
+            Wrap::Transaction => {
                 lines.insert(0, vec!["MULTI"]);
                 lines.push(vec!["EXEC"]);
             }
@@ -319,70 +273,50 @@ impl Client {
         transmit(connected, operation, request, sent, &lines)
     }
 
-    /// Waits for the answer, and keeps the connection if it can be used again.
+    /// Waits for the answer, and keeps the connection if it can be used again. The answer to
+    /// who has a place is still to come then.
     pub(crate) fn answer(&mut self, asked: Asked) -> Outcome {
-        let (outcome, connected) = self.hear(asked);
-        self.connection = connected;
-        outcome
-    }
-
-    /// Waits for the answer. Returns the connection too, if it can be used again. The
-    /// answer to who has a place is still to come then.
-    pub(crate) fn hear(&mut self, asked: Asked) -> (Outcome, Option<Connected>) {
-        let Asked {
-            mut connected,
-            operation,
-            request,
-            sent,
-            replies,
-            failed,
-        } = asked;
+        let (mut connected, request, sent) = (asked.connected, asked.request, asked.sent);
         let block_ms = request.block_ms();
-        let mut ears = self.ears.take();
         let mut given_up = Outcome::GivenUp;
         let patient = || {
             let (until, outcome) = self.patience(sent, block_ms);
             given_up = outcome;
             clock::now() < until
         };
-        let wait = if failed {
-            Wait::Closed
-        } else {
-            connected.wait_for(replies, &mut ears, patient)
-        };
-        self.ears = ears;
+        let wait = connected.connection.wait_for(asked.replies, patient);
         if block_ms.is_some() {
             self.shared.journal.waits_no_more(connected.id);
         }
         let heard = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed if request.is_for_place() => {
-                self.ears.iter_mut().for_each(Ears::close);
-                self.unheard()
-            }
+            Wait::Closed if request.is_for_place() => self.unheard(),
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => given_up,
         };
         let is_doubtful = self.is_doubtful(&heard);
+        // Whoever says another code of doubt is the primary no more.
+        let may_ask_again = is_doubtful && heard == Outcome::Error("NOREPLICAS".into());
         let outcome = match heard {
             _ if is_doubtful => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
                 if self.is_dismissed(request, sent, &connected) =>
             {
-                Outcome::Error(holdings::DISMISSED.into())
+                Outcome::Error(holds::DISMISSED.into())
             }
             other => other,
         };
         if outcome != Outcome::Pending {
-            self.ended(operation, outcome.clone());
+            self.ended(asked.operation, outcome.clone());
         }
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
             Outcome::Error(code) => self.obeys || code == "UPGRADE",
-            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => is_doubtful,
+            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => may_ask_again,
             _ => true,
         };
-        (outcome, usable.then_some(connected))
+        self.connection = usable.then_some(connected);
+        outcome
     }
 
     /// How long to wait for an answer, and what it means if none comes.
@@ -442,8 +376,8 @@ impl Client {
             number: 10 * self.connections + node + 1,
             node,
             id,
-            hears: false,
             reign,
+            ears: None,
         })
     }
 }
@@ -455,13 +389,13 @@ fn transmit(
     sent: Nanos,
     lines: &[Vec<&str>],
 ) -> Asked {
-    let failed = connected.connection.send_all(lines).is_err();
+    // Where that fails no answer will come either.
+    let _ = connected.connection.send_all(lines);
     Asked {
         connected,
         operation,
         request,
         sent,
         replies: lines.len(),
-        failed,
     }
 }

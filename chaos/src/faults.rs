@@ -6,57 +6,55 @@
 //! have found together again before the next one begins.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::BufReader;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Signal, reply_text, signal, spawn};
+use redis_lock_testing::{Connection, Fate, reply_text};
 
 use crate::client::Shared;
 use crate::clock;
-use crate::fleet::{Fleet, SIDES};
-use crate::history::{Effect, MS, Nanos};
+use crate::fleet::{DOWN_AFTER_MS, Fleet, SIDES};
+use crate::history::{Effect, Nanos};
 
 mod keys;
 pub mod minority;
 mod nodes;
 
 use minority::Minority;
+use nodes::Hurt;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
-type Action = fn(&mut Faults) -> Result<bool, String>;
+/// How late what passes is at most.
+const LATE_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy)]
 enum Fault {
-    Do(Action),
-    /// For a while this comes of what passes between some clients and a node.
+    Do(fn(&mut Faults) -> Result<bool, String>),
+    /// The primary is hurt for a time between these, in milliseconds.
+    Primary(Hurt, u64, u64),
+    /// So is a replica.
+    Replica(Hurt, u64, u64),
+    /// The primary is hurt until another one has its place, and so long after that at the most.
+    Replace(Hurt, u64),
+    /// For a while this comes of what passes between some clients and a node; it is delayed by
+    /// less than this.
     Pass(Fate),
-    /// Commands of a stranger, which have these effects: `{k}` is a lock, `{ms}` a short time.
+    /// Commands of a stranger, which have these effects: `{k}` is a lock, `{db}` its database,
+    /// `{other}` the other one, `{owner}` has it, `{dump}` is it as it was before the first
+    /// command, and `{ms}` a short time. There are a `{client}` that may wait, one that is
+    /// `{blocked}`, and a `{subscriber}`.
     Say(&'static [Effect], &'static [&'static str]),
 }
 
-use Effect::{BringsBack, ChangesLeases, EndsHolds};
-use Fault::{Do, Pass, Say};
-
-/// Whom faults are meant for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Victims {
-    /// Bare commands on one server.
-    Commands,
-    /// Bare commands behind witnesses.
-    Followers,
-    /// A library on one server.
-    Library,
-    /// A library behind witnesses.
-    Finders,
-}
+use Effect::{BringsBack, ChangesLeases, EndsHolds, EndsWaits};
+use Fault::{Do, Pass, Primary, Replace, Replica, Say};
+use Hurt::{CutOff, CutOffFromPeers, CutOffFromPrimary, Killed, Stopped};
 
 /// How often it comes, and its name.
 type Kind = (u32, &'static str, Fault);
@@ -65,20 +63,20 @@ type Kind = (u32, &'static str, Fault);
 /// stays held, so what is persisted gets a new one.
 const TO_COMMANDS: [Kind; 30] = [
     (2, "server crash", Do(Faults::crash)),
-    (2, "server stop", Do(Faults::stop_server)),
+    (2, "server stop", Primary(Stopped, 50, 1500)),
     (2, "fail-over", Do(Faults::fail_over)),
     (1, "promotion", Do(Faults::promote)),
-    (1, "client crash", Do(Faults::crash_client)),
-    (2, "client stop", Do(Faults::stop_client)),
+    (1, HUNG_UP, Do(Faults::hang_up)),
+    (2, "kept back", Pass(Fate::KeptBack)),
     (2, "stall", Do(Faults::stall)),
     (3, "stall end", Do(Faults::end_stalls)),
-    (4, "kill", Do(|it| it.kill_any(" cmd=lock."))),
-    (2, "subscriber kill", Do(|it| it.kill_any(" sub=1 "))),
+    (4, "kill", Say(&[], &["CLIENT KILL ID {client}"])),
+    (2, "subscriber kill", Say(&[], &KILL_SUBSCRIBER)),
     (2, "messages lost", Pass(Fate::MessagesLost)),
     (2, "messages doubled", Pass(Fate::MessagesDoubled)),
-    (1, "delay", Do(Faults::delay)),
-    (3, "unblock", Do(|it| it.unblock("TIMEOUT"))),
-    (3, "unblock error", Do(|it| it.unblock("ERROR"))),
+    (1, "delay", Pass(Fate::Delayed(LATE_MAX))),
+    (3, "unblock", Say(&[EndsWaits], &UNBLOCK)),
+    (3, "unblock error", Say(&[EndsWaits], &UNBLOCK_BY_ERROR)),
     (2, "pause", Do(Faults::pause)),
     (2, "del", Say(&[EndsHolds], &["DEL {k}"])),
     (1, "unlink", Say(&[EndsHolds], &["UNLINK {k}"])),
@@ -87,37 +85,55 @@ const TO_COMMANDS: [Kind; 30] = [
     (2, "rename", Say(&[EndsHolds], &["RENAME {k} elsewhere"])),
     (1, "flushall", Say(&[EndsHolds], &["FLUSHALL"])),
     (2, "persist", Say(&[ChangesLeases], &PERSIST)),
-    (2, "kill in multi", Do(Faults::kill_in_multi)),
-    (2, "hdel", Do(Faults::hdel)),
-    (1, "restore", Do(Faults::restore)),
-    (1, "copy", Do(Faults::copy)),
-    (1, "move", Do(Faults::move_away)),
+    (2, "kill in multi", Say(&[EndsHolds], &KILL_IN_MULTI)),
+    (2, "hdel", Say(&[EndsHolds], &["HDEL {k} {owner}"])),
+    (1, "restore", Say(&[EndsHolds, BringsBack], &RESTORE)),
+    (1, "copy", Say(&[EndsHolds, BringsBack], &COPY)),
+    (1, "move", Say(&[EndsHolds], &["MOVE {k} {other}"])),
     (1, "swapdb", Say(&[EndsHolds, BringsBack], &SWAPDB)),
-    (2, "oom", Do(Faults::out_of_memory)),
+    (2, "oom", Say(&[], &OUT_OF_MEMORY)),
 ];
+const KILL_SUBSCRIBER: [&str; 1] = ["CLIENT KILL ID {subscriber}"];
+const UNBLOCK: [&str; 1] = ["CLIENT UNBLOCK {blocked} TIMEOUT"];
+const UNBLOCK_BY_ERROR: [&str; 1] = ["CLIENT UNBLOCK {blocked} ERROR"];
+const KILL_IN_MULTI: [&str; 4] = ["MULTI", "DEL {k}", "CLIENT KILL ID {client}", "EXEC"];
+const COPY: [&str; 2] = ["SELECT {other}", "COPY {k} {k} DB {db} REPLACE"];
+const RESTORE: [&str; 2] = ["PING", "RESTORE {k} 100 {dump} REPLACE"];
+const OUT_OF_MEMORY: [&str; 2] = ["CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"];
 const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
 const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
 
 /// What is done to them behind witnesses.
 const TO_FOLLOWERS: [Kind; 11] = [
-    (1, "primary killed", Do(Faults::kill)),
-    (1, BACK_AT_ONCE, Do(Faults::kill_and_restart)),
-    (1, "primary stopped for a moment", Do(Faults::stop_briefly)),
-    (2, "primary stopped", Do(Faults::stop)),
-    (2, CUT_OFF_FROM_PEERS, Do(Faults::cut_off_from_peers)),
-    (1, "primary cut off", Do(Faults::cut_off)),
+    (1, "primary killed", Replace(Killed, 500)),
+    (1, BACK_AT_ONCE, Primary(Killed, 0, 0)),
+    (
+        1,
+        "primary stopped for a moment",
+        Primary(Stopped, 50, DOWN_AFTER_MS - 100),
+    ),
+    (2, "primary stopped", Replace(Stopped, 1000)),
+    (
+        2,
+        "primary cut off from its peers",
+        Replace(CutOffFromPeers, 2000),
+    ),
+    (1, "primary cut off", Replace(CutOff, 1000)),
     (2, "late replica promoted", Do(Faults::promote_late_one)),
-    (1, "replica late", Do(Faults::delay_replica)),
-    (1, "replica killed", Do(Faults::kill_replica)),
-    (1, "replica stopped", Do(Faults::stop_replica)),
+    (1, "replica late", Replica(CutOffFromPrimary, 50, 2500)),
+    (1, "replica killed", Replica(Killed, 0, 3 * DOWN_AFTER_MS)),
+    (
+        1,
+        "replica stopped",
+        Replica(Stopped, 50, 4 * DOWN_AFTER_MS),
+    ),
     (1, "promotion by command", Do(Faults::order_promotion)),
 ];
 const BACK_AT_ONCE: &str = "primary killed, back at once";
-const CUT_OFF_FROM_PEERS: &str = "primary cut off from its peers";
 
 /// What is done to a library.
 const TO_LIBRARIES: [Kind; 10] = [
-    (1, "delay", Do(Faults::delay)),
+    (1, "delay", Pass(Fate::Delayed(LATE_MAX))),
     (1, "kept back", Pass(Fate::KeptBack)),
     (2, "half-closed", Pass(Fate::Swallowed)),
     (1, "commands lost", Pass(Fate::CommandsSwallowed)),
@@ -126,52 +142,38 @@ const TO_LIBRARIES: [Kind; 10] = [
     (1, "messages lost", Pass(Fate::MessagesLost)),
     (1, "messages doubled", Pass(Fate::MessagesDoubled)),
     (2, HUNG_UP, Do(Faults::hang_up)),
-    (4, "primary killed", Do(Faults::kill)),
+    (4, "primary killed", Replace(Killed, 500)),
 ];
 const HUNG_UP: &str = "hung up";
 
-fn kinds(victims: Victims) -> Vec<Kind> {
-    let (all, but) = match victims {
-        Victims::Commands => (&TO_COMMANDS[..], ""),
-        Victims::Followers => (&TO_FOLLOWERS[..], ""),
-        Victims::Library => (&TO_LIBRARIES[..], "primary killed"),
-        Victims::Finders => (&TO_LIBRARIES[..], HUNG_UP),
+fn kinds(bare_commands: bool, is_watched: bool) -> Vec<Kind> {
+    let (all, but) = match (bare_commands, is_watched) {
+        (true, false) => (&TO_COMMANDS[..], ""),
+        (true, true) => (&TO_FOLLOWERS[..], ""),
+        (false, false) => (&TO_LIBRARIES[..], "primary killed"),
+        (false, true) => (&TO_LIBRARIES[..], HUNG_UP),
     };
     all.iter().filter(|kind| kind.1 != but).copied().collect()
 }
 
-/// The names of all kinds.
 pub fn names() -> BTreeSet<&'static str> {
     let all = TO_COMMANDS.iter().chain(&TO_FOLLOWERS).chain(&TO_LIBRARIES);
     all.map(|&(_, name, _)| name).collect()
 }
 
-/// What happened, and when.
-pub struct Event {
-    /// When.
-    pub at: Nanos,
-    /// What, for the reader.
-    pub what: String,
-}
-
 /// Everything that can be harmed.
 pub struct Faults {
-    /// The nodes.
     pub fleet: Fleet,
-    /// What has happened to nodes behind witnesses.
-    pub events: Vec<Event>,
-    /// How often each fault was injected.
     pub counts: BTreeMap<&'static str, usize>,
     shared: Arc<Shared>,
-    victims: Victims,
+    bare_commands: bool,
+    is_watched: bool,
     rng: StdRng,
     kinds: Vec<Kind>,
     primary: usize,
     /// Where servers are hurt several at a time, how.
     minority: Option<Minority>,
     fsync: &'static str,
-    process: Option<(Child, JoinHandle<()>)>,
-    processes: usize,
     admin: Option<Connection>,
 }
 
@@ -179,7 +181,7 @@ impl Faults {
     /// Faults for a fleet, of these kinds or, if none is named, of all.
     pub fn new(
         fleet: Fleet,
-        victims: Victims,
+        bare_commands: bool,
         rng: StdRng,
         shared: Arc<Shared>,
         only: &[String],
@@ -187,7 +189,8 @@ impl Faults {
     ) -> Result<Self, String> {
         let may_start_empty =
             shared.protection.survives_an_empty_start() && shared.workload.is_none();
-        let mut kinds = kinds(victims);
+        let is_watched = shared.guide.is_watched();
+        let mut kinds = kinds(bare_commands, is_watched);
         kinds.retain(|(_, name, _)| only.is_empty() || only.iter().any(|one| one == name));
         kinds.retain(|(_, name, _)| may_start_empty || *name != BACK_AT_ONCE);
         if kinds.is_empty() {
@@ -196,21 +199,18 @@ impl Faults {
         let mut faults = Self {
             primary: fleet.await_well()?,
             fleet,
-            events: Vec::new(),
             counts: BTreeMap::new(),
             shared,
-            victims,
+            bare_commands,
+            is_watched,
             rng,
             kinds,
             minority,
             fsync: "no",
-            process: None,
-            processes: 0,
             admin: None,
         };
-        if victims == Victims::Commands {
+        if bare_commands && !is_watched {
             faults.set_any_fsync()?;
-            faults.start_client()?;
         }
         Ok(faults)
     }
@@ -224,7 +224,7 @@ impl Faults {
             }
             return Ok(());
         }
-        if self.victims != Victims::Followers {
+        if !(self.bare_commands && self.is_watched) {
             self.sleep(20, 300);
         }
         let chosen = self.kinds.choose_weighted(&mut self.rng, |kind| kind.0);
@@ -233,7 +233,13 @@ impl Faults {
         let from = clock::now();
         let is_done = match fault {
             Do(action) => action(self),
-            Pass(fate) => self.let_pass_as(fate),
+            Primary(how, from_ms, to_ms) => self.hurt_for(self.primary, how, from_ms, to_ms),
+            Replica(how, from_ms, to_ms) => {
+                let replica = self.any_replica();
+                self.hurt_for(replica, how, from_ms, to_ms)
+            }
+            Replace(how, most_ms) => self.replace_primary(how, most_ms),
+            Pass(fate) => self.let_pass_as(name, fate),
             Say(effects, lines) => self.run_commands(name, effects, lines),
         };
         let is_done = is_done.map_err(told)?;
@@ -246,17 +252,15 @@ impl Faults {
 
     fn count(&mut self, name: &'static str, from: Nanos) {
         *self.counts.entry(name).or_default() += 1;
-        if self.victims != Victims::Commands {
-            let primary = self.primary + 1;
-            self.note(format!("all is well, with node {primary} as primary"));
+        if !self.bare_commands || self.is_watched {
             // It excuses no hold, but commands may have been delayed.
-            self.note_effects(name, &[Effect::HoldsCommandsBack], from);
+            let what = format!("{name}, and now the primary is node {}", self.primary + 1);
+            self.note_effects(&what, &[Effect::HoldsCommandsBack], from);
         }
     }
 
     /// Ends what still goes on.
     pub fn end(&mut self) -> Result<(), String> {
-        self.end_client();
         let ways = self.fleet.nodes.iter().flat_map(|node| &node.clients);
         ways.for_each(|way| way.close_swallowing());
         match &mut self.minority {
@@ -265,14 +269,10 @@ impl Faults {
         }
     }
 
-    fn note(&mut self, what: String) {
-        let at = clock::now();
-        self.events.push(Event { at, what });
-    }
-
     /// Notes something that was done since then, and concerns all locks.
     fn note_effects(&self, what: &str, effects: &[Effect], from: Nanos) {
-        self.shared.journal.interfered(what, effects, None, from);
+        let journal = &self.shared.journal;
+        journal.interfered(what, effects, None, (from, clock::now()));
     }
 
     fn sleep(&mut self, from_ms: u64, to_ms: u64) {
@@ -292,7 +292,7 @@ impl Faults {
     }
 
     /// A client whose line in `CLIENT LIST` has these.
-    fn any_connection(&mut self, marks: &[&str]) -> Option<String> {
+    fn any_connection(&mut self, marks: &[&str]) -> Option<Vec<u8>> {
         let list = self.call(&["CLIENT", "LIST"]).and_then(reply_text)?;
         let suits = |line: &&str| marks.iter().all(|mark| line.contains(mark));
         let ids: Vec<&str> = list
@@ -300,24 +300,7 @@ impl Faults {
             .filter(suits)
             .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")))
             .collect();
-        ids.choose(&mut self.rng).map(ToString::to_string)
-    }
-
-    fn kill_any(&mut self, mark: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(&[mark]) else {
-            return Ok(false);
-        };
-        Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
-    }
-
-    fn unblock(&mut self, how: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(&[" cmd=lock.", " flags=b"]) else {
-            return Ok(false);
-        };
-        let from = clock::now();
-        let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
-        self.note_effects("unblock", &[Effect::EndsWaits], from);
-        Ok(unblocked == Some(Value::Int(1)))
+        ids.choose(&mut self.rng).map(|id| id.as_bytes().to_vec())
     }
 
     fn pause(&mut self) -> Result<bool, String> {
@@ -351,84 +334,30 @@ impl Faults {
         Ok(true)
     }
 
-    fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {
-        let node = match self.victims {
-            Victims::Finders => self.rng.random_range(0..self.fleet.nodes.len()),
-            _ => 0,
+    fn let_pass_as(&mut self, name: &str, mut fate: Fate) -> Result<bool, String> {
+        if let Fate::Delayed(late) = &mut fate {
+            *late = late.mul_f64(self.rng.random_range(0.0..1.0));
+        }
+        let node = match self.is_watched {
+            true => self.rng.random_range(0..self.fleet.nodes.len()),
+            false => 0,
         };
         let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
         sides[self.rng.random_range(0..SIDES)] = true;
+        let from = clock::now();
         self.fleet.set(node, sides, fate);
         self.sleep(10, 1000);
         self.fleet.set(node, [true; SIDES], Fate::Passes);
-        Ok(true)
-    }
-
-    /// What passes comes late, commands and messages alike.
-    fn delay(&mut self) -> Result<bool, String> {
-        let ms = self.rng.random_range(1..=250);
-        let from = clock::now();
-        self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
-        let (effects, span) = ([Effect::HoldsCommandsBack], (from, clock::now() + ms * MS));
-        let journal = &self.shared.journal;
-        journal.interfered_until("delay", &effects, None, span);
-        Ok(true)
-    }
-
-    /// A client in a process of its own, which writes its journal to us.
-    fn start_client(&mut self) -> Result<(), String> {
-        self.processes += 1;
-        let port = self.fleet.nodes[0].clients[0].addr().port().to_string();
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
-        command
-            .args(["--as-client-of", &port])
-            .args(["--seed", &self.rng.random::<u32>().to_string()])
-            .args(["--number", &(1000 + self.processes).to_string()])
-            .args(self.shared.locks.names())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut child = spawn(command)?;
-        let output = child.stdout.take();
-        let shared = Arc::clone(&self.shared);
-        let reader = thread::spawn(move || {
-            if let Some(output) = output {
-                shared.journal.copy_from(BufReader::new(output));
-            }
-        });
-        self.process = Some((child, reader));
-        Ok(())
-    }
-
-    fn end_client(&mut self) {
-        if let Some((mut process, reader)) = self.process.take() {
-            let _ = process.kill();
-            let _ = process.wait();
-            let _ = reader.join();
-        }
-    }
-
-    fn crash_client(&mut self) -> Result<bool, String> {
-        self.end_client();
-        self.start_client()?;
-        Ok(true)
-    }
-
-    fn stop_client(&mut self) -> Result<bool, String> {
-        let Some((process, _)) = &self.process else {
-            return Ok(false);
+        let late = match fate {
+            Fate::Delayed(late) => late,
+            Fate::KeptBack => Duration::ZERO,
+            _ => return Ok(true),
         };
-        let (id, from) = (process.id(), clock::now());
-        signal(id, Signal::STOP)?;
-        self.sleep(100, 1500);
-        signal(id, Signal::CONT)?;
-        self.note_effects("client stop", &[Effect::StopsClients], from);
+        // Commands come late, and so do messages, as to clients that stand still.
+        let effects = [Effect::HoldsCommandsBack, Effect::StopsClients];
+        let until = clock::now() + u64::try_from(late.as_nanos()).unwrap_or(Nanos::MAX);
+        let journal = &self.shared.journal;
+        journal.interfered(name, &effects, None, (from, until));
         Ok(true)
-    }
-}
-
-impl Drop for Faults {
-    fn drop(&mut self) {
-        self.end_client();
     }
 }

@@ -59,25 +59,15 @@ impl Topology {
     pub fn is_watched(self) -> bool {
         matches!(self, Self::Sentinel | Self::Cluster)
     }
-
-    /// What the names of all locks and channels begin with.
-    pub fn prefix(self) -> String {
-        match self {
-            Self::Cluster => cluster::prefix(),
-            _ => String::new(),
-        }
-    }
 }
 
 /// A server and the ways to it.
 pub struct Node {
-    /// The server.
     pub server: Server,
     /// The way of its replicas, the sentinels, and clients that they send here.
     pub peers: Proxy,
     /// The way of the other nodes of a cluster.
     bus: Proxy,
-    /// The ways of the clients.
     pub clients: [Proxy; SIDES],
     /// Where its own connections come from.
     pub source: IpAddr,
@@ -137,12 +127,10 @@ impl Node {
         })
     }
 
-    /// What it says of its replication.
     pub fn replication(&self) -> Option<String> {
         ask_text(self.server.addr(), &["INFO", "replication"])
     }
 
-    /// Has it follow this primary.
     pub fn follow(&self, primary: &Self) -> Result<(), String> {
         let addr = primary.peers.addr();
         let [host, port] = [addr.ip().to_string(), addr.port().to_string()];
@@ -217,10 +205,9 @@ impl Fleet {
 
     /// Has the sentinels promote nobody, however slow the machine is.
     pub fn stay_calm(&self) -> Result<(), String> {
-        sentinels::stay_calm(&self.sentinels)
+        sentinels::set(&self.sentinels, "down-after-milliseconds", 600_000)
     }
 
-    /// How clients find the primary.
     pub fn guide(&self) -> Guide {
         let ways = |node: &Node| Ways {
             server: node.server.addr(),
@@ -243,9 +230,12 @@ impl Fleet {
         ways.for_each(|way| way.lead_to(primary));
     }
 
-    /// What the names of all locks begin with.
+    /// What the names of all locks and channels begin with.
     pub fn prefix(&self) -> String {
-        self.topology.prefix()
+        match self.topology {
+            Topology::Cluster => cluster::prefix(),
+            _ => String::new(),
+        }
     }
 
     /// The URLs of a library on this side: several, if a Redlock. Behind witnesses it finds
@@ -253,8 +243,8 @@ impl Fleet {
     pub fn urls(&self, side: usize) -> Vec<String> {
         let url = |node: &Node| format!("redis://{}", node.clients[side].addr());
         let list = |addrs: Vec<SocketAddr>| {
-            let addrs: Vec<String> = addrs.iter().map(ToString::to_string).collect();
-            addrs.join(",")
+            let addrs = addrs.iter().map(ToString::to_string);
+            addrs.collect::<Vec<_>>().join(",")
         };
         match self.topology {
             Topology::One => vec![url(&self.nodes[0])],
@@ -372,7 +362,6 @@ impl Fleet {
         await_some(all_prefer, "the sentinels don't hear of a priority")
     }
 
-    /// Sets this at a node.
     pub fn configure(&self, node: usize, name: &str, value: &str) -> Result<(), String> {
         let mut connection = self.nodes[node].server.connect()?;
         connection.call_ok(&["CONFIG", "SET", name, value])?;

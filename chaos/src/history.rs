@@ -28,7 +28,6 @@
 //! message grants lasts as long as it takes to claim it, and is a hold like any other
 //! when it is claimed.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use clap::ValueEnum;
@@ -39,7 +38,6 @@ use crate::clock;
 /// Nanoseconds of the machine's monotonic clock.
 pub type Nanos = u64;
 
-/// A millisecond.
 pub const MS: Nanos = 1_000_000;
 
 /// The clocks of the server count whole milliseconds.
@@ -58,7 +56,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// How many may hold the lock together.
     pub const fn limit(self) -> usize {
         match self {
             Self::Exclusive => 1,
@@ -71,11 +68,9 @@ impl Mode {
 /// What a client asks for with `LOCK.ACQUIRE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acquire {
-    /// The lease in milliseconds.
     pub lease_ms: u64,
     /// How long the client would wait, 0 for ever.
     pub block_ms: Option<u64>,
-    /// With how many others.
     pub mode: Mode,
     /// Which hold, if the client numbers it.
     #[serde(default)]
@@ -91,20 +86,14 @@ pub struct Acquire {
 /// What a client asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// `LOCK.ACQUIRE`
     Acquire(Acquire),
-    /// `LOCK.RENEW`
     Renew {
-        /// The lease in milliseconds.
         lease_ms: u64,
-        /// The token that the client named.
         fence: Option<i64>,
     },
-    /// `LOCK.RELEASE`
     Release {
         /// Which hold, if the client numbered it.
         hold: Option<u64>,
-        /// The token that the client named.
         fence: Option<i64>,
         /// Whether all holds of the owner.
         #[serde(default)]
@@ -142,12 +131,7 @@ pub enum Outcome {
     /// An acquire was granted, with this token.
     Granted(i64),
     /// A message told of the grant of a place. It is to be claimed.
-    Told {
-        /// The token.
-        token: i64,
-        /// How long its first lease is, in milliseconds.
-        lease_ms: u64,
-    },
+    Told { token: i64, lease_ms: u64 },
     /// An acquire was granted by a library that knows no tokens.
     GrantedWithoutToken,
     /// An acquire was answered null.
@@ -167,7 +151,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The token of a grant.
     pub fn token(&self) -> Option<i64> {
         match *self {
             Self::Granted(token) | Self::Told { token, .. } => Some(token),
@@ -179,23 +162,16 @@ impl Outcome {
 /// One command of one client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Operation {
-    /// Which client sent it.
     pub client: usize,
-    /// On which of the client's connections.
     pub connection: usize,
-    /// On which lock.
     pub lock: String,
-    /// As which owner.
     pub owner: String,
-    /// What it asked for.
     pub request: Request,
-    /// When it was sent.
     pub sent: Nanos,
     /// When the answer was there, or given up.
     pub answered: Option<Nanos>,
     /// When the server was seen to have it in a queue.
     pub queued: Option<Nanos>,
-    /// The answer.
     pub outcome: Outcome,
 }
 
@@ -223,9 +199,7 @@ pub enum Effect {
 /// Something that was done to the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interference {
-    /// What it was, for the reader.
     pub what: String,
-    /// What it may have done.
     pub effect: Effect,
     /// The lock concerned; none means all.
     pub lock: Option<String>,
@@ -238,26 +212,8 @@ pub struct Interference {
 /// All that happened in a campaign.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct History {
-    /// What the clients did.
     pub operations: Vec<Operation>,
-    /// What was done to the server.
     pub interferences: Vec<Interference>,
-}
-
-impl History {
-    /// When the operation was seen in a queue, and not just held back.
-    fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
-        let queued = operation.queued?;
-        let until = match operation.has_place() {
-            // A server that took over forgot it, and its client has asked again.
-            true => operation.answered.unwrap_or(Nanos::MAX),
-            false => queued,
-        };
-        let doubtful = self.interferences.iter().any(|one| {
-            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, until)
-        });
-        (!doubtful).then_some(queued)
-    }
 }
 
 /// Which promise was broken.
@@ -291,28 +247,27 @@ impl fmt::Display for Promise {
 pub struct Breach {
     /// Which one.
     pub promise: Promise,
-    /// What is wrong, and the operations that show it, as text.
-    pub evidence: String,
-    /// The operations that show it.
-    pub shown: Vec<Operation>,
+    /// What is wrong.
+    pub what: String,
+    pub(crate) shown: Vec<Operation>,
 }
 
-impl Breach {
-    fn new<'o>(
+/// What was found to be wrong.
+#[derive(Default)]
+struct Breaches(Vec<Breach>);
+
+impl Breaches {
+    fn add<'o>(
+        &mut self,
         promise: Promise,
         what: &str,
-        operations: impl IntoIterator<Item = &'o Operation>,
-    ) -> Self {
-        let shown: Vec<Operation> = operations.into_iter().cloned().collect();
-        let mut evidence = what.to_owned();
-        for operation in &shown {
-            evidence.push_str(&format!("\n  {operation}"));
-        }
-        Self {
+        shown: impl IntoIterator<Item = &'o Operation>,
+    ) {
+        self.0.push(Breach {
             promise,
-            evidence,
-            shown,
-        }
+            what: what.to_owned(),
+            shown: shown.into_iter().cloned().collect(),
+        });
     }
 }
 
@@ -391,11 +346,6 @@ impl Operation {
         self.asked().is_some_and(|asked| asked.session)
     }
 
-    /// Whether it waits by a place in the queue.
-    fn has_place(&self) -> bool {
-        self.request.is_for_place()
-    }
-
     /// Whether a message told of its grant.
     fn is_told(&self) -> bool {
         matches!(self.outcome, Outcome::Told { .. })
@@ -423,7 +373,6 @@ impl Operation {
         Some(lease_ms.min(claim_ms.unwrap_or(lease_ms)))
     }
 
-    /// The token that it named.
     fn fence(&self) -> Option<i64> {
         match self.request {
             Request::Renew { fence, .. } | Request::Release { fence, .. } => fence,
@@ -467,7 +416,7 @@ impl Interference {
         }
     }
 
-    fn overlaps(&self, from: Nanos, until: Nanos) -> bool {
+    pub(crate) fn overlaps(&self, from: Nanos, until: Nanos) -> bool {
         self.from <= until && from <= self.until
     }
 
@@ -478,63 +427,55 @@ impl Interference {
     }
 }
 
-/// What each owner did to each lock.
-type Tenancies<'o> = HashMap<(&'o str, &'o str), Tenancy<'o>>;
-
-/// Everything that one owner did to one lock, in the order of sending.
-struct Tenancy<'o> {
-    operations: Vec<&'o Operation>,
-    certain: Vec<CertainHold<'o>>,
-    possible: Vec<PossibleHold<'o>>,
-}
-
 /// How far the clocks of server and clients may be apart, where all are of one machine.
 pub const TOLERANCE: Nanos = 2 * MS;
 
 /// Looks for broken promises. `tolerance` is how far the server's clock may
 /// stray from the clients' within a lease.
 pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
-    let mut breaches = check_so_far(history, tolerance);
+    let mut breaches = found_so_far(history, tolerance);
     liveness::check_answers(history, &mut breaches);
-    breaches
+    breaches.0
 }
 
 /// As [`check`], while clients are still at work: nobody need have an answer yet.
 pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
-    let mut tenancies = Tenancies::new();
+    found_so_far(history, tolerance).0
+}
+
+fn found_so_far(history: &History, tolerance: Nanos) -> Breaches {
+    let mut locks = Locks::new();
     let mut sorted: Vec<&Operation> = history.operations.iter().collect();
     sorted.sort_by_key(|operation| operation.sent);
-    for operation in sorted {
-        tenancies
-            .entry((&operation.lock, &operation.owner))
-            .or_insert_with(|| Tenancy {
-                operations: Vec::new(),
-                certain: Vec::new(),
-                possible: Vec::new(),
-            })
-            .operations
-            .push(operation);
+    for one in sorted {
+        let lock = locks.entry(&one.lock).or_default();
+        let tenancy = lock.tenancies.entry(&one.owner).or_default();
+        tenancy.operations.push(one);
     }
-    let times = GrantTimes::new(&tenancies);
-    for ((lock, _), tenancy) in &mut tenancies {
-        let interferences: Vec<&Interference> = history
+    let times = GrantTimes::new(&locks);
+    let mut breaches = Breaches::default();
+    for (name, lock) in &mut locks {
+        let concerning = history
             .interferences
             .iter()
-            .filter(|one| one.concerns(lock))
-            .collect();
-        tenancy.certain = certain::holds(&tenancy.operations, &interferences, &times, tolerance);
-        tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
+            .filter(|one| one.concerns(name));
+        let interferences = Interferences(concerning.collect());
+        for tenancy in lock.tenancies.values_mut() {
+            tenancy.certain = certain::holds(tenancy, &interferences, &times, tolerance);
+            tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
+        }
+        lock.interferences = interferences;
+        possible::shorten_by_later_grants(lock);
+        tokens::check(lock, &mut breaches);
+        exclusion::check(lock, &mut breaches);
+        possession::check(lock, &times, &mut breaches);
+        order::check(lock, &mut breaches);
+        liveness::check_hand_offs(lock, &times, &mut breaches);
+        updates::check(lock, &mut breaches);
     }
-    possible::shorten_by_later_grants(history, &mut tenancies);
-    let mut breaches = Vec::new();
-    tokens::check(history, &tenancies, &mut breaches);
-    exclusion::check(&tenancies, &mut breaches);
-    possession::check(history, &tenancies, &times, &mut breaches);
-    order::check(history, &tenancies, &mut breaches);
-    liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
-    deadlocks::check_refusals(history, &tenancies, &mut breaches);
-    deadlocks::check_waits(history, &tenancies, &mut breaches);
-    updates::check(history, &mut breaches);
+    tokens::check_rise(&locks, &mut breaches);
+    deadlocks::check_refusals(history, &locks, &mut breaches);
+    deadlocks::check_waits(&locks, &mut breaches);
     breaches
 }
 
@@ -542,18 +483,17 @@ mod certain;
 mod deadlocks;
 mod exclusion;
 mod liveness;
+mod lock;
 mod order;
 mod possession;
 mod possible;
-mod times;
 mod tokens;
 mod updates;
-mod waits;
 
 use certain::CertainHold;
 pub use deadlocks::Link;
+use lock::{GrantTimes, Interferences, Locks};
 use possible::PossibleHold;
-use times::GrantTimes;
 
 #[cfg(test)]
 mod tests;

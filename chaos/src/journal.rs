@@ -1,11 +1,9 @@
 //! Where everybody writes down what happens, while it happens.
 
 use std::collections::HashMap;
-use std::io::BufRead;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
 use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
 
 /// The history as it grows.
@@ -15,8 +13,6 @@ pub struct Journal {
     /// The operations that may wait, by the id of their connection.
     waiting: Mutex<HashMap<i64, usize>>,
     grants: AtomicUsize,
-    /// Whether each entry is written to the standard output too.
-    echo: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -24,33 +20,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Journal {
-    /// The journal of a client process, which its parent reads.
-    pub fn echoing() -> Self {
-        Self {
-            echo: true,
-            ..Self::default()
-        }
-    }
-
-    /// Changes an operation, and writes how it is now if it shall be written.
     fn change(&self, number: usize, change: impl FnOnce(&mut Operation)) {
-        let operation = &mut lock(&self.history).operations[number];
-        change(operation);
-        if self.echo
-            && let Ok(line) = serde_json::to_string(&(number, &*operation))
-        {
-            println!("{line}");
-        }
+        change(&mut lock(&self.history).operations[number]);
     }
 
     /// Notes an operation just before it is sent.
     pub fn began(&self, operation: Operation) -> usize {
         let mut history = lock(&self.history);
         history.operations.push(operation);
-        let number = history.operations.len() - 1;
-        drop(history);
-        self.change(number, |_| {});
-        number
+        history.operations.len() - 1
     }
 
     /// Notes since when an operation has its place in a queue, if that is known.
@@ -58,7 +36,6 @@ impl Journal {
         self.change(operation, |noted| noted.queued = since);
     }
 
-    /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
         if outcome.token().is_some() {
             self.grants.fetch_add(1, Ordering::Relaxed);
@@ -69,37 +46,8 @@ impl Journal {
         });
     }
 
-    /// Takes over what a client process writes, until its end.
-    pub fn copy_from(&self, lines: impl BufRead) {
-        let mut here: Vec<usize> = Vec::new();
-        for line in lines.lines().map_while(Result::ok) {
-            // The last line of a killed process may be cut off.
-            let Ok((number, operation)) = serde_json::from_str::<(usize, Operation)>(&line) else {
-                break;
-            };
-            match here.get(number) {
-                Some(&known) => self.change(known, |noted| *noted = operation),
-                None => here.push(self.began(operation)),
-            }
-        }
-        let now = clock::now();
-        let mut history = lock(&self.history);
-        for operation in here {
-            let noted = &mut history.operations[operation];
-            if noted.outcome == Outcome::Pending {
-                noted.answered = Some(now);
-                noted.outcome = Outcome::GivenUp;
-            }
-        }
-    }
-
-    /// Notes something that was done to the server from this time until now.
-    pub fn interfered(&self, what: &str, effects: &[Effect], key: Option<&str>, from: Nanos) {
-        self.interfered_until(what, effects, key, (from, clock::now()));
-    }
-
-    /// As [`Journal::interfered`], with its end.
-    pub fn interfered_until(
+    /// Notes something that was done to the server in this time, to one lock or to all.
+    pub fn interfered(
         &self,
         what: &str,
         effects: &[Effect],
@@ -127,7 +75,6 @@ impl Journal {
         lock(&self.waiting).remove(&connection);
     }
 
-    /// Which operations may wait.
     pub fn waiting(&self) -> HashMap<i64, usize> {
         lock(&self.waiting).clone()
     }
@@ -144,17 +91,14 @@ impl Journal {
         }
     }
 
-    /// How many operations there are so far.
     pub fn operations(&self) -> usize {
         lock(&self.history).operations.len()
     }
 
-    /// How many grants there are so far.
     pub fn grants(&self) -> usize {
         self.grants.load(Ordering::Relaxed)
     }
 
-    /// The history so far.
     pub fn history(&self) -> History {
         lock(&self.history).clone()
     }

@@ -4,16 +4,17 @@
 #![forbid(unsafe_code)]
 
 pub mod campaign;
-pub mod client;
+mod client;
 pub mod clock;
-pub mod faults;
-pub mod fleet;
+mod faults;
+mod fleet;
+#[expect(missing_docs, reason = "it is for tests, here and of interop")]
 pub mod history;
-pub mod journal;
-pub mod library;
-pub mod locks;
-pub mod observer;
-pub mod protection;
+mod journal;
+mod library;
+mod locks;
+mod observer;
+mod protection;
 pub mod report;
 pub mod scene;
-pub mod words;
+mod words;

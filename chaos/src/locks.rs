@@ -4,30 +4,15 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::{IteratorRandom, SliceRandom};
 
-/// What a lock is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// All hold it exclusively.
-    Exclusive,
-    /// It is held in every mode.
-    Mixed,
-    /// It is taken together with another of its kind, in any order.
-    Paired,
-}
+/// So the name of a lock begins that all hold exclusively.
+pub const EXCLUSIVE: &str = "lock:";
+/// It is held in every mode.
+pub const MIXED: &str = "mixed:";
+/// It is taken together with another of its kind, in any order.
+pub const PAIRED: &str = "pair:";
 
-/// The names of all locks. The name of each says its kind.
-pub struct Locks(Vec<String>);
-
-impl Kind {
-    const ALL: [Self; 3] = [Self::Exclusive, Self::Mixed, Self::Paired];
-
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::Exclusive => "lock:",
-            Self::Mixed => "mixed:",
-            Self::Paired => "pair:",
-        }
-    }
+pub struct Locks {
+    pub names: Vec<String>,
 }
 
 /// The other databases' locks have its number before their names.
@@ -49,37 +34,19 @@ pub fn database_and_key(lock: &str) -> (i64, &str) {
 impl Locks {
     /// This many exclusive ones, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {
-        let counts = [exclusive.max(1), 2, 2];
-        let kinds = Kind::ALL.into_iter().zip(counts);
-        let names = kinds.flat_map(|(kind, count)| {
-            (1..=count).map(move |number| format!("{}{number}", kind.prefix()))
-        });
-        Self(names.collect())
+        let kinds = [(EXCLUSIVE, exclusive.max(1)), (MIXED, 2), (PAIRED, 2)];
+        let name = |(kind, count)| (1..=count).map(move |number| format!("{kind}{number}"));
+        let names = kinds.into_iter().flat_map(name).collect();
+        Self { names }
     }
 
-    /// The locks of these names.
-    pub fn named(names: Vec<String>) -> Self {
-        Self(names)
-    }
-
-    /// All names.
-    pub fn names(&self) -> &[String] {
-        &self.0
-    }
-
-    /// One of any kind.
     pub fn any_at_all(&self, rng: &mut StdRng) -> String {
-        self.0[rng.random_range(0..self.0.len())].clone()
-    }
-
-    /// One of this kind.
-    pub fn any(&self, kind: Kind, rng: &mut StdRng) -> String {
-        self.any_two(kind, rng).0
+        self.names[rng.random_range(0..self.names.len())].clone()
     }
 
     /// Two of this kind, in any order.
-    pub fn any_two(&self, kind: Kind, rng: &mut StdRng) -> (String, String) {
-        let names = self.0.iter().filter(|name| name.starts_with(kind.prefix()));
+    pub fn any_two(&self, kind: &str, rng: &mut StdRng) -> (String, String) {
+        let names = self.names.iter().filter(|name| name.starts_with(kind));
         let mut drawn = names.sample(rng, 2);
         drawn.shuffle(rng);
         let mut drawn = drawn.into_iter().cloned();

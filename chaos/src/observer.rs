@@ -14,8 +14,8 @@ use crate::journal::Journal;
 
 const LOOK_EVERY: Duration = Duration::from_millis(15);
 
-/// Who takes longer than this stood still.
-const PROMPT: Nanos = 30 * MS;
+/// Who takes longer than this to answer, or to wake up, stood still.
+const PROMPT: Nanos = 45 * MS;
 
 /// Looks until the faults are over.
 pub fn watch(shared: &Shared) {
@@ -24,7 +24,7 @@ pub fn watch(shared: &Shared) {
     while go_on() {
         let slept = clock::now();
         thread::sleep(LOOK_EVERY);
-        note_a_stop(journal, "a slow machine", slept, LOOK_EVERY);
+        note_a_stop(journal, "a slow machine", slept);
         let primary = shared.guide.primary(0).unwrap_or_default();
         let addr = shared.guide.way(primary, None);
         let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == addr) else {
@@ -36,7 +36,7 @@ pub fn watch(shared: &Shared) {
         let list = connection
             .call_while(&["CLIENT", "LIST"], go_on)
             .and_then(reply_text);
-        note_a_stop(journal, "a slow server", asked, Duration::ZERO);
+        note_a_stop(journal, "a slow server", asked);
         let Some(list) = list else {
             connected = None;
             continue;
@@ -51,11 +51,10 @@ pub fn watch(shared: &Shared) {
 }
 
 /// Notes what began at this time and took too long.
-fn note_a_stop(journal: &Journal, what: &str, from: Nanos, meant: Duration) {
+fn note_a_stop(journal: &Journal, what: &str, from: Nanos) {
     let until = clock::now();
-    let meant = u64::try_from(meant.as_nanos()).unwrap_or(Nanos::MAX);
-    if until - from > PROMPT.saturating_add(meant) {
-        journal.interfered_until(what, &[Effect::StopsTheServer], None, (from, until));
+    if until - from > PROMPT {
+        journal.interfered(what, &[Effect::StopsTheServer], None, (from, until));
     }
 }
 

@@ -47,7 +47,6 @@ impl Protection {
         }
     }
 
-    /// The settings of each node.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let replicas = self.replicas.to_string();
         let mut settings = match self.mode {
@@ -69,9 +68,17 @@ impl Protection {
 
     /// How long what is told by a message lasts unclaimed.
     pub fn claim_ms(&self) -> u64 {
+        CLAIM_TIMEOUT_MS + self.acknowledged_ms()
+    }
+
+    pub fn response_ms(&self) -> u64 {
+        500 + self.acknowledged_ms()
+    }
+
+    fn acknowledged_ms(&self) -> u64 {
         match self.mode {
-            Mode::MinReplicas => CLAIM_TIMEOUT_MS + REPLICAS_TIMEOUT_MS,
-            Mode::Plain | Mode::Grace => CLAIM_TIMEOUT_MS,
+            Mode::MinReplicas => REPLICAS_TIMEOUT_MS,
+            Mode::Plain | Mode::Grace => 0,
         }
     }
 
@@ -93,14 +100,6 @@ impl Protection {
     /// that have what it forgot forget it, too.
     pub fn survives_an_empty_start(&self) -> bool {
         self.mode != Mode::MinReplicas
-    }
-
-    /// How long an answer may take.
-    pub fn response_ms(&self) -> u64 {
-        match self.mode {
-            Mode::MinReplicas => REPLICAS_TIMEOUT_MS + 500,
-            Mode::Plain | Mode::Grace => 500,
-        }
     }
 }
 

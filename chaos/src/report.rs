@@ -5,52 +5,31 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 
-use crate::faults::Event;
 use crate::history::{
-    self, Acquire, Breach, History, MS, Mode, Nanos, Operation, Outcome, Promise, Request,
-    TOLERANCE,
+    self, Breach, History, Interference, MS, Nanos, Operation, Outcome, Promise, TOLERANCE,
 };
 
 /// How many breaches of each promise are shown in full.
 const SHOWN: usize = 3;
 
-/// How much earlier than a breach the events begin that are told with it.
-const EVENTS_BEFORE: Nanos = 5000 * MS;
+/// What is told with a breach may be over for so long.
+const DONE_BEFORE: Nanos = 5000 * MS;
 
-/// What came of all operations, of grants in which mode. What shows that a section relies
-/// upon its lock is none.
+/// What came of all operations. What shows that a section relies upon its lock is none.
 fn outcomes(history: &History) -> BTreeMap<String, usize> {
     let mut outcomes = BTreeMap::new();
     let is_none = |one: &&Operation| one.answered == Some(one.sent);
     for one in history.operations.iter().filter(|one| !is_none(one)) {
+        let shown = format!("{:?}", one.outcome);
         let kind = match &one.outcome {
-            Outcome::Granted(_) | Outcome::GrantedWithoutToken => {
-                format!("granted {}", kind_of(one.request))
-            }
-            Outcome::Told { .. } => "told".to_owned(),
-            Outcome::Elements(_) => "read".to_owned(),
-            Outcome::Deadlock(_) => "deadlock".to_owned(),
-            Outcome::Error(code) => code.clone(),
-            other => format!("{other:?}").to_lowercase(),
+            Outcome::Error(code) => code,
+            _ => shown.split(['(', ' ']).next().unwrap_or_default(),
         };
-        *outcomes.entry(kind).or_default() += 1;
+        *outcomes.entry(kind.to_owned()).or_default() += 1;
     }
     outcomes
-}
-
-fn kind_of(request: Request) -> &'static str {
-    match request {
-        Request::Acquire(_) if request.is_for_place() => "by a place",
-        Request::Acquire(Acquire { session: true, .. }) => "in a session",
-        Request::Acquire(Acquire { mode, .. }) => match mode {
-            Mode::Exclusive => "exclusively",
-            Mode::Shared => "shared",
-            Mode::Limited(_) => "limited",
-        },
-        _ => "otherwise",
-    }
 }
 
 /// Each kind with its number, and the sum before them.
@@ -66,8 +45,7 @@ fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
     }
 }
 
-/// All in one line.
-pub fn totals(
+pub(crate) fn totals(
     history: &History,
     faults: &BTreeMap<&str, usize>,
     broken: &BTreeMap<String, usize>,
@@ -84,8 +62,8 @@ pub fn totals(
 }
 
 /// Shows some breaches of each promise: the operations that show it, and what was done to the
-/// nodes. Returns how many there are.
-pub fn show(breaches: &[Breach], events: &[Event]) -> BTreeMap<String, usize> {
+/// servers. Returns how many there are.
+pub fn show(breaches: &[Breach], history: &History) -> BTreeMap<String, usize> {
     let mut broken: BTreeMap<String, usize> = BTreeMap::new();
     for breach in breaches {
         let count = broken.entry(breach.promise.to_string()).or_default();
@@ -93,12 +71,19 @@ pub fn show(breaches: &[Breach], events: &[Event]) -> BTreeMap<String, usize> {
         if *count > SHOWN {
             continue;
         }
-        println!("breach of {}: {}", breach.promise, breach.evidence);
+        println!("breach of {}: {}", breach.promise, breach.what);
+        breach.shown.iter().for_each(|one| println!("  {one}"));
         let times = || breach.shown.iter().map(|one| one.sent);
         let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
-        let near = first.saturating_sub(EVENTS_BEFORE)..=last;
-        for event in events.iter().filter(|event| near.contains(&event.at)) {
-            println!("  {} ms: == {}", event.at / MS, event.what);
+        let first = first.saturating_sub(DONE_BEFORE);
+        let near = |one: &&Interference| one.overlaps(first, last);
+        for one in history.interferences.iter().filter(near) {
+            println!(
+                "  {} to {} ms: == {}",
+                one.from / MS,
+                one.until / MS,
+                one.what
+            );
         }
     }
     broken
@@ -122,13 +107,10 @@ pub fn sort(breaches: &mut Vec<Breach>) {
 pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
     let write = || -> std::io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
-        for operation in &history.operations {
-            serde_json::to_writer(&mut file, operation)?;
-            file.write_all(b"\n")?;
-        }
-        for interference in &history.interferences {
-            serde_json::to_writer(&mut file, interference)?;
-            file.write_all(b"\n")?;
+        let operations = history.operations.iter().map(serde_json::to_string);
+        let interferences = history.interferences.iter().map(serde_json::to_string);
+        for line in operations.chain(interferences) {
+            writeln!(file, "{}", line?)?;
         }
         file.flush()
     };
@@ -137,19 +119,23 @@ pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
 
 /// Judges a history that was written before. Returns whether all promises were kept.
 pub fn judge(path: &Path) -> Result<bool, String> {
-    fn read<T: DeserializeOwned>(line: &str, all: &mut Vec<T>) -> serde_json::Result<()> {
-        serde_json::from_str(line).map(|one| all.push(one))
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Line {
+        Operation(Operation),
+        Interference(Interference),
     }
     let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut history = History::default();
     for line in BufReader::new(file).lines() {
         let line = line.map_err(|error| error.to_string())?;
-        read(&line, &mut history.operations)
-            .or_else(|_| read(&line, &mut history.interferences))
-            .map_err(|error| format!("{line}: {error}"))?;
+        match serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))? {
+            Line::Operation(one) => history.operations.push(one),
+            Line::Interference(one) => history.interferences.push(one),
+        }
     }
     let breaches = history::check(&history, TOLERANCE);
-    let broken = show(&breaches, &[]);
+    let broken = show(&breaches, &history);
     println!("totals: {}", totals(&history, &BTreeMap::new(), &broken));
     Ok(breaches.is_empty())
 }

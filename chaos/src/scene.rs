@@ -10,9 +10,8 @@
 //! c told                             what a message says of the place
 //! c deaf                             from now on it hears none
 //! a renews l 5000                    and so `a releases l`, `a pings l`, `a closes l`
-//! a releases l, killing b            in one transaction, and so `a takes`, after the kill
-//! a changes l for m, killing b       the kill, then the lock m is taken and l released; what b
-//!                                    is told then of its place
+//! a at once: releases l, kills b     in one transaction; what b is told then of its request
+//! a at once: kills b ending l, ...   where it holds or waits for l by a session
 //! c releases l if held               where its last answer was a grant, or a renewal
 //! primary set lock.min-replicas 1    or `all set`, on the replica too
 //! primary fails over                 or `primary lost`
@@ -37,9 +36,10 @@ use redis_lock_testing::{Connection, Fate, SOON, Setup, Wait, eventually};
 
 use crate::client::{Asked, Client, Connected, LEASE_MS_MAX, Shared, Wrap};
 use crate::fleet::{Fleet, Topology};
-use crate::history::{self, Acquire, Breach, History, Mode, Outcome, Request, TOLERANCE};
+use crate::history::{self, Acquire, Breach, History, Outcome, Request, TOLERANCE};
 use crate::locks::Locks;
 use crate::protection::{CLAIM_TIMEOUT_MS, Protection};
+use crate::words::{outcome, word_after};
 use crate::{clock, observer};
 
 /// A server with its replica, and what happens there.
@@ -65,13 +65,6 @@ struct Party {
     last: Outcome,
 }
 
-/// The release of one hold.
-const RELEASE: Request = Request::Release {
-    hold: None,
-    fence: None,
-    all: false,
-};
-
 impl Scene {
     /// Starts such a server.
     pub fn start(setup: &Setup) -> Self {
@@ -79,7 +72,7 @@ impl Scene {
         let protection = Protection::none(LEASE_MS_MAX);
         let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection);
         let fleet = fleet.expect("the servers start");
-        let shared = Shared::new(fleet.guide(), protection, Locks::named(Vec::new()));
+        let shared = Shared::new(fleet.guide(), protection, Locks { names: Vec::new() });
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
         Self {
@@ -95,8 +88,9 @@ impl Scene {
         }
     }
 
-    /// Plays these lines.
+    /// Plays these lines, with clients of its own.
     pub fn play(&mut self, lines: &str) {
+        self.parties.clear();
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
@@ -121,11 +115,6 @@ impl Scene {
         }
     }
 
-    /// All clients go.
-    pub fn clear(&mut self) {
-        self.parties.clear();
-    }
-
     /// The party of this name, which is not there meanwhile.
     fn party(&mut self, name: &str) -> Party {
         self.parties.remove(name).unwrap_or_else(|| {
@@ -147,30 +136,29 @@ impl Scene {
 
     /// What a party does. Returns whether it stays.
     fn act(&mut self, party: &mut Party, line: &str) -> bool {
-        if let Some((line, name)) = line.split_once(", killing ") {
-            let killed = self.party(name);
-            self.kill(party, line, killed);
+        if let Some((_, steps)) = line.split_once(" at once: ") {
+            self.at_once(party, steps);
             return true;
         }
         let words: Vec<&str> = line.split(' ').collect();
         let (what, lock) = (words[1], words.get(2).copied().unwrap_or_default());
-        let asked = || Request::Acquire(acquire(&words, self.claim_ms));
+        let request = || self.request(&words[1..]);
         match what {
             "takes" => {
+                party.ask(lock, request());
                 self.asked = Instant::now();
-                party.ask(lock, asked(), Wrap::Plain);
                 party.answer();
             }
-            "asks" => party.ask(lock, asked(), Wrap::Plain),
+            "asks" => party.ask(lock, request()),
             "waits" => {
-                party.ask(lock, asked(), Wrap::Plain);
+                party.ask(lock, request());
                 let is_seen = self.sees_queued(party);
                 assert!(is_seen, "{line}: {:?}", party.last);
             }
             "answered" => party.answer(),
             "queues" => {
-                assert!(party.client.ears.is_some() || party.client.open_ears(false));
-                party.ask(lock, asked(), Wrap::Plain);
+                assert!(!party.client.is_deaf() || party.client.open_ears());
+                party.ask(lock, request());
                 let place = party.asked.as_ref().map_or(0, |asked| asked.operation);
                 party.answer();
                 assert_eq!(party.last, Outcome::Pending, "{line}");
@@ -178,8 +166,8 @@ impl Scene {
                 party.place = Some(place);
             }
             "repeats" => {
-                let request = party.client.line(lock, asked());
-                let replies = party.call(&[&request]);
+                let request = party.client.line(party.connected(), lock, request());
+                let replies = party.call(&[request]);
                 assert_eq!(replies, Value::Int(0), "{line}");
             }
             "told" => {
@@ -187,14 +175,13 @@ impl Scene {
                 self.end_place(party);
             }
             "deaf" => {
-                party.client.ears = None;
+                let connection = party.client.connection.as_mut();
+                connection.expect("it is connected").ears = None;
                 party.last = Outcome::Lost;
                 self.end_place(party);
             }
-            "would" => party.ask(words[3], renew(words[4]), Wrap::Plain),
-            "renews" => party.perform(lock, renew(words[3])),
-            "pings" => party.perform(lock, Request::Ping),
-            "releases" => party.perform(lock, RELEASE),
+            "would" => party.ask(words[3], self.request(&words[2..])),
+            "renews" | "pings" | "releases" => party.perform(lock, request()),
             "closes" => {
                 let connected = party.client.connected();
                 party.client.close(lock, connected);
@@ -205,28 +192,58 @@ impl Scene {
         true
     }
 
-    /// In one transaction a party ends the connection of another one, and does something.
-    fn kill(&self, party: &mut Party, line: &str, mut killed: Party) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let lock = words[2];
-        match words[1] {
-            "takes" => {
-                let wrap = Wrap::Transaction(Some(killed.ends(lock)));
-                party.ask(lock, Request::Acquire(acquire(&words, self.claim_ms)), wrap);
-                party.answer();
+    /// The request of a verb, a lock and options.
+    fn request(&self, words: &[&str]) -> Request {
+        let (hold, fence, all) = (None, None, false);
+        match words[0] {
+            "renew" | "renews" => Request::Renew {
+                lease_ms: number(words[2]),
+                fence,
+            },
+            "releases" => Request::Release { hold, fence, all },
+            "pings" => Request::Ping,
+            _ => Request::Acquire(Acquire::of(words, self.claim_ms)),
+        }
+    }
+
+    /// In one transaction a party ends connections of others, and asks for something.
+    fn at_once(&mut self, party: &mut Party, steps: &str) {
+        let (mut lines, mut asked) = (vec!["MULTI".to_owned()], Vec::new());
+        let (number, mut killed) = (party.connected().number, Vec::new());
+        for step in steps.split(", ") {
+            let words: Vec<&str> = step.split(' ').collect();
+            if words[0] == "kills" {
+                let other = self.party(words[1]);
+                let Connected { number, id, .. } = *other.connected();
+                if let Some(lock) = word_after(&words, "ending") {
+                    let (closing, _) = other.client.began(lock, Request::Close, number);
+                    other.client.ended(closing, Outcome::Done);
+                }
+                killed.push(other);
+                lines.push(format!("CLIENT KILL ID {id}"));
+            } else {
+                let (lock, request) = (words[1], self.request(&words));
+                let (operation, _) = party.client.began(lock, request, number);
+                asked.push((lines.len() - 1, operation, request));
+                lines.push(party.client.line(party.connected(), lock, request));
             }
-            "releases" => {
-                let wrap = Wrap::Transaction(Some(killed.connected().id));
-                party.ask(lock, RELEASE, wrap);
-                party.answer();
-                killed.answer();
+        }
+        lines.push("EXEC".to_owned());
+        let Value::Array(replies) = party.call(&lines) else {
+            panic!("{steps} is refused");
+        };
+        for (at, operation, request) in asked {
+            party.last = outcome(request, replies[at].clone(), 0);
+            party.client.ended(operation, party.last.clone());
+        }
+        for other in &mut killed {
+            if other.asked.is_some() {
+                other.answer();
             }
-            "changes" => {
-                self.change(party, &mut killed, lock, words[4]);
-                killed.hear();
-                self.end_place(&mut killed);
+            if other.place.is_some() {
+                other.hear();
+                self.end_place(other);
             }
-            _ => panic!("what is this? {line}"),
         }
     }
 
@@ -234,28 +251,6 @@ impl Scene {
         let place = party.place.take().expect("it had a place");
         let outcome = party.last.clone();
         self.shared.journal.ended(place, clock::now(), outcome);
-    }
-
-    /// In one transaction ends the connection to which a place is bound, takes another
-    /// lock, and gives this one back.
-    fn change(&self, party: &mut Party, session: &mut Party, lock: &str, another: &str) {
-        let kill = format!("CLIENT KILL ID {}", session.ends(lock));
-        let request = Request::Acquire(acquire(&["LEASE", "1000"], 0));
-        let number = party.connected().number;
-        let (acquiring, _) = party.client.began(another, request, number);
-        let (releasing, _) = party.client.began(lock, RELEASE, number);
-        let acquire = party.client.line(another, request);
-        let release = party.client.line(lock, RELEASE);
-        let reply = party.call(&["MULTI", &kill, &acquire, &release, "EXEC"]);
-        let Value::Array(replies) = reply else {
-            panic!("{reply:?}");
-        };
-        let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
-            panic!("{replies:?}");
-        };
-        let (journal, now) = (&self.shared.journal, clock::now());
-        journal.ended(acquiring, now, Outcome::Granted(token));
-        journal.ended(releasing, now, Outcome::Released);
     }
 
     /// What becomes of the servers.
@@ -323,7 +318,7 @@ impl Scene {
                 matches!(withheld, Ok(1..)) || party.has_answer()
             }),
             _ => eventually(what, || {
-                party.perform("another", renew("1000"));
+                party.perform("another", self.request(&["renew", "another", "1000"]));
                 let refused = Outcome::Error("NOREPLICAS".to_owned());
                 (party.last == refused) == (what == "refused")
             }),
@@ -368,9 +363,9 @@ impl Drop for Scene {
 }
 
 impl Party {
-    fn ask(&mut self, lock: &str, request: Request, wrap: Wrap) {
+    fn ask(&mut self, lock: &str, request: Request) {
         let connected = self.client.connected();
-        self.asked = Some(self.client.ask(connected, lock, request, wrap));
+        self.asked = Some(self.client.ask(connected, lock, request, Wrap::Plain));
     }
 
     fn answer(&mut self) {
@@ -391,12 +386,9 @@ impl Party {
 
     /// Whether something is to be read on one of its connections.
     fn has_answer(&self) -> bool {
-        let ears = self
-            .client
-            .ears
-            .as_ref()
-            .and_then(|ears| ears.second.as_ref());
-        let mut ways = [&self.connected().connection].into_iter().chain(ears);
+        let connected = self.connected();
+        let ears = connected.ears.as_ref().map(|ears| &ears.connection);
+        let mut ways = [&connected.connection].into_iter().chain(ears);
         ways.any(Connection::has_reply)
     }
 
@@ -406,16 +398,8 @@ impl Party {
         connected.expect("it is connected")
     }
 
-    /// Its connection is to end with a session. Returns the number of that.
-    fn ends(&mut self, lock: &str) -> i64 {
-        let Connected { number, id, .. } = *self.connected();
-        let (closing, _) = self.client.began(lock, Request::Close, number);
-        self.client.ended(closing, Outcome::Done);
-        id
-    }
-
     /// The last reply to some commands, which are written down elsewhere.
-    fn call(&mut self, lines: &[&str]) -> Value {
+    fn call(&mut self, lines: &[String]) -> Value {
         let mut connected = self.client.connected();
         let words = lines.iter().map(|line| line.split(' ').collect());
         let sent = connected.connection.send_all(&words.collect::<Vec<_>>());
@@ -438,32 +422,4 @@ fn connect(fleet: &Fleet, node: usize) -> Connection {
 fn number(word: &str) -> u64 {
     word.parse()
         .unwrap_or_else(|_| panic!("{word} is no number"))
-}
-
-fn renew(lease_ms: &str) -> Request {
-    Request::Renew {
-        lease_ms: number(lease_ms),
-        fence: None,
-    }
-}
-
-/// The request that these options make.
-fn acquire(words: &[&str], claim_ms: u64) -> Acquire {
-    let option = |name: &str| {
-        let at = words.iter().position(|word| *word == name)?;
-        words.get(at + 1).map(|word| number(word))
-    };
-    let place_ms = option("QUEUE");
-    Acquire {
-        lease_ms: option("LEASE").unwrap_or(30_000),
-        block_ms: place_ms.or(option("BLOCK")),
-        mode: match option("LIMIT") {
-            Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
-            None if words.contains(&"SHARED") => Mode::Shared,
-            None => Mode::Exclusive,
-        },
-        hold: option("HOLD"),
-        session: words.contains(&"SESSION"),
-        claim_ms: place_ms.map(|_| claim_ms),
-    }
 }

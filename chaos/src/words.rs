@@ -5,11 +5,37 @@ use std::fmt::Display;
 use redis::Value;
 use redis_lock_testing::Told;
 
-use crate::history::{Link, Mode, Outcome, Request};
+use crate::history::{Acquire, Link, Mode, Outcome, Request};
 use crate::locks::in_database;
 
 fn option(name: &str, value: Option<impl Display>) -> String {
     value.map_or_else(String::new, |value| format!(" {name} {value}"))
+}
+
+/// What comes after this word.
+pub fn word_after<'w>(words: &[&'w str], name: &str) -> Option<&'w str> {
+    let at = words.iter().position(|word| *word == name)?;
+    words.get(at + 1).copied()
+}
+
+impl Acquire {
+    /// What these options ask for. What a message grants lasts so long unclaimed.
+    pub fn of(words: &[&str], claim_ms: u64) -> Self {
+        let option = |name| word_after(words, name)?.parse().ok();
+        let place_ms = option("QUEUE");
+        Self {
+            lease_ms: option("LEASE").unwrap_or(30_000),
+            block_ms: place_ms.or(option("BLOCK")),
+            mode: match option("LIMIT") {
+                Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
+                None if words.contains(&"SHARED") => Mode::Shared,
+                None => Mode::Exclusive,
+            },
+            hold: option("HOLD"),
+            session: words.contains(&"SESSION"),
+            claim_ms: place_ms.map(|_| claim_ms),
+        }
+    }
 }
 
 impl Request {
@@ -91,11 +117,8 @@ fn deadlock(cycle: &str, database: i64) -> Outcome {
 pub fn outcome(request: Request, reply: Value, database: i64) -> Outcome {
     match (request, reply) {
         (_, Value::Array(replies)) => {
-            let of_lock = match request {
-                Request::Release { .. } => replies.into_iter().next(),
-                _ => replies.into_iter().next_back(),
-            };
-            outcome(request, of_lock.unwrap_or(Value::Nil), database)
+            let last = replies.into_iter().next_back();
+            outcome(request, last.unwrap_or(Value::Nil), database)
         }
         (Request::Acquire(_), Value::Int(0)) if request.is_for_place() => Outcome::Pending,
         (Request::Acquire(_), Value::Int(token)) => Outcome::Granted(token),

@@ -25,7 +25,8 @@ fn url(addrs: impl IntoIterator<Item = std::net::SocketAddr>) -> String {
 /// The replica at which somebody waits.
 async fn successor(group: &Sentinels) -> &TestServer {
     // Sentinels close all connections of a server that they reconfigure.
-    let waits = |server: &&TestServer| server.client().try_info("lock_waiters") == Some(1);
+    let waits =
+        |server: &&TestServer| server.connect().unwrap().info("lock_waiters").ok() == Some(1);
     within(FAILOVER, "somebody waits at a successor", async {
         loop {
             match group.replicas.iter().find(waits) {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use redis_lock_testing::{
     Authority, Clock, Cluster, Connection, Error, Fate, MovingSlot, Proxy, Result, Sentinels,
-    TestServer, TlsServer,
+    TestServer, TlsServer, sentinel,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -110,7 +110,7 @@ impl Bed {
                 ..
             }) => nodes.iter_mut().collect(),
             Servers::Sentinel(sentinels) => {
-                let named = sentinels.addrs().map(Sentinels::primary);
+                let named = sentinels.addrs().map(sentinel::primary);
                 let is_primary =
                     |server: &&mut TestServer| named.iter().all(|it| *it == Some(server.addr()));
                 let all = [&mut sentinels.primary].into_iter();

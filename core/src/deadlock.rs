@@ -11,6 +11,7 @@
 //! particular: any of them may give one back. So a wait counts only if every
 //! holder must be gone before it can end.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::WAITS_LOOKED_AT;
@@ -62,24 +63,15 @@ impl<'g> Graph<'g> {
         key.as_ref() == self.here.0 || self.certain.contains_key(key)
     }
 
-    /// Whether this wait can end only when every holder is gone.
-    fn every_holder_must_go(self, wait: WaitFor<'_>, lock: &Lock) -> bool {
-        wait.limit == Limit::EXCLUSIVE
-            || lock.is_exclusive()
-            || self
-                .queues
-                .has_exclusive_before(wait.key, wait.owner, wait.position)
-    }
-
-    /// Who has to let go of this lock before the wait can end, where every holder has to.
-    fn blockers(self, wait: WaitFor<'g>) -> impl Iterator<Item = &'g Owner> {
+    /// The lock of this wait, if all who hold it have to let go before the wait can end.
+    fn blocked_by(self, wait: WaitFor<'_>, left: &Cell<usize>) -> Option<&'g Lock> {
+        let (lock, queues) = (self.lock(wait.key)?, self.queues);
         // Who holds the lock already is served as soon as anybody is.
-        let waits_for_all = |lock: &&Lock| {
-            lock.holder(wait.owner).is_none() && self.every_holder_must_go(wait, lock)
-        };
-        let lock = self.lock(wait.key).filter(waits_for_all);
-        let holders = lock.into_iter().flat_map(Lock::holders);
-        holders.map(|holder| &holder.owner)
+        let is_blocked = lock.holder(wait.owner).is_none()
+            && (wait.limit == Limit::EXCLUSIVE
+                || lock.is_exclusive()
+                || queues.has_exclusive_before(wait.key, wait.owner, wait.position, left));
+        is_blocked.then_some(lock)
     }
 
     /// The waits of this owner that are not over.
@@ -100,15 +92,19 @@ impl<'g> Graph<'g> {
         let (mut waits, mut next) = (vec![newcomer], 0);
         // The waits by which owners were reached first.
         let mut reached_by: BTreeMap<&Owner, WaitFor<'_>> = BTreeMap::new();
-        let mut followed = BTreeSet::new();
+        let (mut followed, waits_left) = (BTreeSet::new(), Cell::new(WAITS_LOOKED_AT));
         while let Some(&wait) = waits.get(next) {
             next += 1;
-            let lock = (wait.key.db, wait.key.name);
-            if followed.contains(&lock) {
+            let key = (wait.key.db, wait.key.name);
+            if followed.contains(&key) {
                 continue;
             }
-            for blocker in self.blockers(wait) {
-                followed.insert(lock);
+            let Some(lock) = self.blocked_by(wait, &waits_left) else {
+                continue;
+            };
+            followed.insert(key);
+            for holder in lock.holders() {
+                let blocker = &holder.owner;
                 if blocker == newcomer.owner {
                     return Some(way(&reached_by, wait, blocker));
                 }

@@ -3,7 +3,7 @@
 //! Only debug builds with the feature `planted-faults` have this file, and only
 //! one fault is planted at a time.
 //!
-//! A scene finds each of those that a campaign is asked for (`chaos/tests/planted_faults.rs`),
+//! A scene finds each of those that a campaign is asked for (`chaos/tests/scenes.rs`),
 //! and `offset-too-early`, `reentry-in-grace`, `not-fenced` and `place-outlived` are found by
 //! their scenes alone. The others are for the search of the core, `explore`.
 

@@ -24,12 +24,12 @@
 
 mod waiter;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 #[cfg(test)]
 use std::ops::RangeBounds;
 
-use crate::bounds::WAITS_LOOKED_AT;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -278,19 +278,21 @@ impl WaitQueues {
     }
 
     /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
-    /// as a look shows.
+    /// as a look shows that may go on for so many waits.
     pub fn has_exclusive_before(
         &self,
         key: KeyRef<'_>,
         owner: &Owner,
         position: Option<WaiterId>,
+        waits_left: &Cell<usize>,
     ) -> bool {
-        let is_before = |one: &&Waiter| position.is_none_or(|position| one.id < position);
-        let waiters = self.waiters(key).take(WAITS_LOOKED_AT);
-        let mut others = waiters
-            .take_while(is_before)
-            .filter(|one| one.request.owner != *owner);
-        others.any(|one| one.request.limit == Limit::EXCLUSIVE)
+        let may_look = |one: &&Waiter| {
+            let left = waits_left.get();
+            waits_left.set(left.saturating_sub(1));
+            left > 0 && position.is_none_or(|position| one.id < position)
+        };
+        let mut others = self.waiters(key).take_while(may_look);
+        others.any(|one| one.request.owner != *owner && one.request.limit == Limit::EXCLUSIVE)
     }
 
     /// What this owner waits with.

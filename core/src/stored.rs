@@ -222,11 +222,18 @@ impl Reader {
 /// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
 /// spaces. Anything else is not what the module or `HINCRBY` stored.
 pub fn parse_integer(text: &[u8]) -> Option<i64> {
-    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    let negative = text.strip_prefix(b"-").map(|digits| (digits, 1));
+    let (digits, sign) = negative.unwrap_or((text, -1));
     if !matches!(digits, [b'1'..=b'9', ..]) && text != b"0" {
         return None;
     }
-    str::from_utf8(text).ok()?.parse().ok()
+    // The negative sum reaches further.
+    let sum = digits.iter().try_fold(0_i64, |sum, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        let sum = sum.checked_mul(10)?.checked_sub(i64::from(digit));
+        sum.filter(|_| digit <= 9)
+    })?;
+    sum.checked_mul(sign)
 }
 
 #[cfg(test)]

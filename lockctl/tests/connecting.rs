@@ -5,7 +5,7 @@ mod support;
 use std::net::SocketAddr;
 use std::process::{Command, Output};
 
-use redis_lock_testing::{Cluster, Sentinels, scene, slot, tag};
+use redis_lock_testing::{Cluster, Sentinels, slot, tag};
 use serde_json::Value as Json;
 
 use support::{complained, output, said};
@@ -41,7 +41,7 @@ fn all_subcommands_find_the_primary_behind_sentinels() {
     assert!(token > before);
     let mut waiter = sentinels.primary.client();
     waiter.send("LOCK.ACQUIRE lock bob BLOCK 0");
-    scene::await_waiting(&mut client, "lock", 1);
+    sentinels.primary.await_waiters(1);
     let listed = json(&lockctl(&place, &["ls", "--json"]));
     assert_eq!(listed[0]["holders"][0]["token"], token);
     let top = json(&lockctl(&place, &["top", "--json", "--times", "1"]));
@@ -75,7 +75,7 @@ fn all_subcommands_see_the_whole_cluster() {
         client.int(&format!("LOCK.ACQUIRE {key} alice"));
         let mut waiter = cluster.client(node);
         waiter.send(&format!("LOCK.ACQUIRE {key} bob BLOCK 0"));
-        scene::await_waiting(&mut client, key, 1);
+        cluster.nodes[node].await_waiters(1);
         waiters.push(waiter);
     }
     let listed = json(&lockctl(&place, &["ls", "--json"]));

@@ -203,30 +203,11 @@ impl Connection {
         number.parse().map_err(wrong)
     }
 
-    /// Reads past the RDB file with which a server answers `SYNC`.
-    pub fn skip_snapshot(&mut self) -> Result<()> {
-        let mut header = String::new();
-        let mut byte = [0];
-        // The server sends empty lines while it prepares the file.
-        while !(header.starts_with('$') && header.ends_with('\n')) {
-            self.stream.read_exact(&mut byte)?;
-            if header.is_empty() && byte[0] == b'\n' {
-                continue;
-            }
-            header.push(byte[0].into());
-        }
-        let header = header[1..].trim_end();
-        if let Some(mark) = header.strip_prefix("EOF:") {
-            let mut tail = Vec::new();
-            while !tail.ends_with(mark.as_bytes()) {
-                self.stream.read_exact(&mut byte)?;
-                tail.push(byte[0]);
-            }
-        } else {
-            let mut snapshot = vec![0; header.parse().map_err(Error::new)?];
-            self.stream.read_exact(&mut snapshot)?;
-        }
-        Ok(())
+    /// Reads this many bytes that are no replies.
+    pub fn skip(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        let mut skipped = vec![0; bytes];
+        self.stream.read_exact(&mut skipped)?;
+        Ok(skipped)
     }
 }
 

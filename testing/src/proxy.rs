@@ -570,13 +570,6 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_there_when_the_server_is_down() {
-        let (proxy, ..) = connection();
-        proxy.set(Fate::Down);
-        assert_eq!(read_all(TcpStream::connect(proxy.addr()).unwrap()), b"");
-    }
-
-    #[test]
     fn what_is_delayed_arrives_in_order_and_late() {
         let (proxy, _server, mut client, accepted) = connection();
         let delay = Duration::from_millis(50);

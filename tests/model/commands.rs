@@ -1,6 +1,8 @@
 //! The commands of the run, as data, so that the model can read what the
 //! server is sent.
 
+use std::fmt::Display;
+
 /// Databases of the run, by number.
 pub const DATABASES: usize = 2;
 pub const KEYS: [&str; 3] = ["a", "b", "c"];
@@ -10,6 +12,11 @@ pub const OWNERS: [&str; 4] = ["ann", "bob", "cid", "dan"];
 pub const CROWD: [&str; 9] = [
     "eve", "fay", "gus", "hal", "ida", "jim", "kay", "lea", "max",
 ];
+
+pub type Key = &'static str;
+
+/// Of an owner, or of a field.
+pub type Name = &'static str;
 
 /// A lease in milliseconds.
 pub type Lease = i64;
@@ -25,37 +32,16 @@ pub const SHORT_LEASES: [Lease; 3] = [10, 30, 50];
 /// What `lock.default-lease` is set to.
 pub const DEFAULT_LEASE: Lease = 4 * UNIT_OF_LEASES;
 
-/// How long `LOCK.ACQUIRE` would wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Block {
-    Endless,
-    Long,
-    /// It is over before the next command.
-    Short,
-}
-
-impl Block {
-    /// In milliseconds. No lease ends in the same one: those of the run are counted in
-    /// seconds, or short, and the server may do either first.
-    pub const fn ms(self) -> i64 {
-        match self {
-            Self::Endless => 0,
-            Self::Long => 2 * UNIT_OF_LEASES + 777,
-            Self::Short => 600,
-        }
-    }
-}
-
-/// How long a place in the queue is kept, and where its end is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queue {
-    pub ms: i64,
-    pub channel: &'static str,
-}
+/// How long `LOCK.ACQUIRE` blocks: without end, long, or so that it is over before the next
+/// command. No lease ends in the same millisecond: those of the run are counted in
+/// seconds, or short, and the server may do either first.
+pub const ENDLESS_MS: i64 = 0;
+pub const LONG_MS: i64 = 2 * UNIT_OF_LEASES + 777;
+pub const SHORT_MS: i64 = 600;
 
 pub const CHANNELS: [&str; 2] = ["one", "two"];
 
-/// The first one is over before the next command. As with [`Block::ms`], nothing else
+/// The first one is over before the next command. As with those, nothing else
 /// ends in the same millisecond.
 pub const QUEUE_MS: [i64; 2] = [400, 2 * UNIT_OF_LEASES + 555];
 
@@ -66,8 +52,9 @@ pub const CLAIM_TIMEOUT_MS: i64 = 5 * STEP_MS + 130;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     None,
-    Block(Block),
-    Queue(Queue),
+    Block(i64),
+    /// For how long, and where its end is published.
+    Queue(i64, Name),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,80 +85,41 @@ pub struct Request {
 
 #[derive(Clone, Debug)]
 pub enum Command {
-    Acquire {
-        key: &'static str,
-        request: Request,
-        patience: Patience,
-    },
-    Release {
-        key: &'static str,
-        owner: &'static str,
-        fence: Option<i64>,
-        extent: Extent,
-    },
-    Renew {
-        key: &'static str,
-        owner: &'static str,
-        lease: Option<Lease>,
-        fence: Option<i64>,
-    },
-    Break {
-        key: &'static str,
-        fence: Option<i64>,
-    },
-    /// It guards a question whether the lock's key exists.
-    Guard {
-        key: &'static str,
-        token: i64,
-    },
-    Info(&'static str),
+    Acquire(Key, Request, Patience),
+    /// With a token, if it names one.
+    Release(Key, Name, Option<i64>, Extent),
+    Renew(Key, Name, Option<Lease>, Option<i64>),
+    Break(Key, Option<i64>),
+    /// It guards a question whether the lock's key exists, by this token.
+    Guard(Key, i64),
+    Info(Key),
     /// With the most that shall be listed.
     List(Option<usize>),
-    RedissonLock {
-        key: &'static str,
-        owner: &'static str,
-        lease: Lease,
-    },
-    RedissonUnlock {
-        key: &'static str,
-        owner: &'static str,
-        lease: Lease,
-    },
-    Del(&'static str),
-    Unlink(&'static str),
-    Set(&'static str),
-    Rename(&'static str, &'static str),
-    RenameNx(&'static str, &'static str),
-    Move(&'static str, usize),
-    CopyReplace {
-        from: &'static str,
-        to: &'static str,
-        db: usize,
-    },
-    Dump(&'static str),
-    RestoreReplace {
-        key: &'static str,
-        lease: Option<Lease>,
-        dump: crate::keyspace::Dump,
-    },
+    RedissonLock(Key, Name, Lease),
+    RedissonUnlock(Key, Name, Lease),
+    Del(Key),
+    Unlink(Key),
+    Set(Key),
+    Rename(Key, Key),
+    RenameNx(Key, Key),
+    Move(Key, usize),
+    /// To a key of this database.
+    CopyReplace(Key, Key, usize),
+    Dump(Key),
+    RestoreReplace(Key, Option<Lease>, crate::keyspace::Dump),
     /// Negative: in the past. Else a long lease, since it counts in seconds.
-    Expire(&'static str, Lease),
-    Pexpire(&'static str, Lease),
-    Persist(&'static str),
-    Hdel(&'static str, Vec<&'static str>),
-    Hset(&'static str, &'static str, i64),
+    Expire(Key, Lease),
+    Pexpire(Key, Lease),
+    Persist(Key),
+    Hdel(Key, Vec<Name>),
+    Hset(Key, Name, i64),
     FlushDb,
     FlushAll,
     SwapDb,
     /// Ends a client's connection, which has this number.
-    Kill {
-        client: usize,
-        id: u64,
-    },
+    Kill(usize, u64),
     /// Ends the connection that hears the messages.
-    KillEars {
-        id: i64,
-    },
+    KillEars(i64),
 }
 
 /// How Redisson's `RLock` locks and unlocks.
@@ -210,153 +158,105 @@ pub fn in_a_script(commands: &[Command]) -> Vec<Vec<u8>> {
 impl Command {
     /// What is sent to the server.
     pub fn words(&self) -> Vec<Vec<u8>> {
-        match self {
-            Self::Acquire {
-                key,
-                request,
-                patience,
-            } => {
-                let mut all = words(&["LOCK.ACQUIRE", key, request.owner]);
-                option(&mut all, "LEASE", request.lease);
-                match patience {
-                    Patience::None => {}
-                    Patience::Block(block) => option(&mut all, "BLOCK", Some(block.ms())),
-                    Patience::Queue(Queue { ms, channel }) => {
-                        all.extend(words(&["QUEUE", &ms.to_string(), channel]));
-                    }
-                }
-                option(&mut all, "HOLD", request.hold);
-                match request.mode {
-                    Mode::Exclusive => {}
-                    Mode::Shared => all.extend(words(&["SHARED"])),
-                    Mode::Limit(limit) => option(&mut all, "LIMIT", Some(limit)),
-                }
-                if request.session {
-                    all.extend(words(&["SESSION"]));
-                }
-                all
+        let line = match self {
+            Self::Acquire(key, request, patience) => {
+                let patience = match patience {
+                    Patience::None => String::new(),
+                    Patience::Block(ms) => format!(" BLOCK {ms}"),
+                    Patience::Queue(ms, channel) => format!(" QUEUE {ms} {channel}"),
+                };
+                let (lease, hold) = (option("LEASE", request.lease), option("HOLD", request.hold));
+                let mode = match request.mode {
+                    Mode::Exclusive => String::new(),
+                    Mode::Shared => " SHARED".into(),
+                    Mode::Limit(limit) => format!(" LIMIT {limit}"),
+                };
+                let session = if request.session { " SESSION" } else { "" };
+                let owner = request.owner;
+                format!("LOCK.ACQUIRE {key} {owner}{lease}{patience}{hold}{mode}{session}")
             }
-            Self::Release {
-                key,
-                owner,
-                fence,
-                extent,
-            } => {
-                let mut all = words(&["LOCK.RELEASE", key, owner]);
-                option(&mut all, "FENCE", *fence);
-                match *extent {
-                    Extent::One => {}
-                    Extent::Hold(n) => option(&mut all, "HOLD", Some(n)),
-                    Extent::All => all.extend(words(&["ALL"])),
-                }
-                all
+            Self::Release(key, owner, fence, extent) => {
+                let extent = match extent {
+                    Extent::One => String::new(),
+                    Extent::Hold(n) => format!(" HOLD {n}"),
+                    Extent::All => " ALL".into(),
+                };
+                format!(
+                    "LOCK.RELEASE {key} {owner}{}{extent}",
+                    option("FENCE", *fence)
+                )
             }
-            Self::Renew {
-                key,
-                owner,
-                lease,
-                fence,
-            } => {
-                let mut all = words(&["LOCK.RENEW", key, owner]);
-                option(&mut all, "LEASE", *lease);
-                option(&mut all, "FENCE", *fence);
-                all
+            Self::Renew(key, owner, lease, fence) => {
+                let (lease, fence) = (option("LEASE", *lease), option("FENCE", *fence));
+                format!("LOCK.RENEW {key} {owner}{lease}{fence}")
             }
-            Self::Break { key, fence } => {
-                let mut all = words(&["LOCK.BREAK", key]);
-                option(&mut all, "FENCE", *fence);
-                all
-            }
-            Self::Guard { key, token } => {
-                words(&["LOCK.GUARD", key, &token.to_string(), "EXISTS", key])
-            }
-            Self::Info(key) => words(&["LOCK.INFO", key]),
-            Self::List(count) => {
-                let mut all = words(&["LOCK.LIST"]);
-                let count = count.map(|count| i64::try_from(count).unwrap());
-                option(&mut all, "COUNT", count);
-                all
-            }
-            Self::RedissonLock { key, owner, lease } => {
+            Self::Break(key, fence) => format!("LOCK.BREAK {key}{}", option("FENCE", *fence)),
+            Self::Guard(key, token) => format!("LOCK.GUARD {key} {token} EXISTS {key}"),
+            Self::Info(key) => format!("LOCK.INFO {key}"),
+            Self::List(count) => format!("LOCK.LIST{}", option("COUNT", *count)),
+            Self::RedissonLock(key, owner, lease) => {
                 let lease = lease.to_string();
-                words(&["EVAL", REDISSON_LOCK, "1", key, &lease, owner])
+                return words(&["EVAL", REDISSON_LOCK, "1", key, &lease, owner]);
             }
-            Self::RedissonUnlock { key, owner, lease } => words(&[
-                "EVAL",
-                REDISSON_UNLOCK,
-                "2",
-                key,
-                "channel",
-                "0",
-                &lease.to_string(),
-                owner,
-            ]),
-            Self::Del(key) => words(&["DEL", key]),
-            Self::Unlink(key) => words(&["UNLINK", key]),
-            Self::Set(key) => words(&["SET", key, "text"]),
-            Self::Rename(from, to) => words(&["RENAME", from, to]),
-            Self::RenameNx(from, to) => words(&["RENAMENX", from, to]),
-            Self::Move(key, db) => words(&["MOVE", key, &db.to_string()]),
-            Self::CopyReplace { from, to, db } => {
-                words(&["COPY", from, to, "DB", &db.to_string(), "REPLACE"])
+            Self::RedissonUnlock(key, owner, lease) => {
+                let arguments = format!("2 {key} channel 0 {lease} {owner}");
+                let arguments: Vec<&str> = arguments.split(' ').collect();
+                return words(&[&["EVAL", REDISSON_UNLOCK][..], &arguments].concat());
             }
-            Self::Dump(key) => words(&["DUMP", key]),
-            Self::RestoreReplace { key, lease, dump } => {
-                let lease = lease.unwrap_or(0).to_string();
-                let mut all = words(&["RESTORE", key, &lease]);
-                all.push(dump.bytes.clone());
-                all.extend(words(&["REPLACE"]));
-                all
+            Self::Del(key) => format!("DEL {key}"),
+            Self::Unlink(key) => format!("UNLINK {key}"),
+            Self::Set(key) => format!("SET {key} text"),
+            Self::Rename(from, to) => format!("RENAME {from} {to}"),
+            Self::RenameNx(from, to) => format!("RENAMENX {from} {to}"),
+            Self::Move(key, db) => format!("MOVE {key} {db}"),
+            Self::CopyReplace(from, to, db) => format!("COPY {from} {to} DB {db} REPLACE"),
+            Self::Dump(key) => format!("DUMP {key}"),
+            Self::RestoreReplace(key, lease, dump) => {
+                let mut all = words(&["RESTORE", key, &lease.unwrap_or(0).to_string()]);
+                all.extend([dump.bytes.clone(), "REPLACE".into()]);
+                return all;
             }
-            Self::Expire(key, lease) => words(&["EXPIRE", key, &(lease / 1000).to_string()]),
-            Self::Pexpire(key, lease) => words(&["PEXPIRE", key, &lease.to_string()]),
-            Self::Persist(key) => words(&["PERSIST", key]),
-            Self::Hdel(key, fields) => {
-                let mut all = words(&["HDEL", key]);
-                all.extend(words(fields));
-                all
-            }
-            Self::Hset(key, field, value) => words(&["HSET", key, field, &value.to_string()]),
-            Self::FlushDb => words(&["FLUSHDB"]),
-            Self::FlushAll => words(&["FLUSHALL"]),
-            Self::SwapDb => words(&["SWAPDB", "0", "1"]),
-            Self::KillEars { id } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
-            Self::Kill { id, .. } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
-        }
+            Self::Expire(key, lease) => format!("EXPIRE {key} {}", lease / 1000),
+            Self::Pexpire(key, lease) => format!("PEXPIRE {key} {lease}"),
+            Self::Persist(key) => format!("PERSIST {key}"),
+            Self::Hdel(key, fields) => format!("HDEL {key} {}", fields.join(" ")),
+            Self::Hset(key, field, value) => format!("HSET {key} {field} {value}"),
+            Self::FlushDb => "FLUSHDB".into(),
+            Self::FlushAll => "FLUSHALL".into(),
+            Self::SwapDb => "SWAPDB 0 1".into(),
+            Self::KillEars(id) => format!("CLIENT KILL ID {id}"),
+            Self::Kill(_, id) => format!("CLIENT KILL ID {id}"),
+        };
+        words(&line.split(' ').collect::<Vec<_>>())
     }
 
     /// What the run's summary files it under.
     pub fn name(&self) -> String {
         match self {
-            Self::RedissonLock { .. } => "Redisson's lock".into(),
-            Self::RedissonUnlock { .. } => "Redisson's unlock".into(),
+            Self::RedissonLock(..) => "Redisson's lock".into(),
+            Self::RedissonUnlock(..) => "Redisson's unlock".into(),
             _ => String::from_utf8(self.words().remove(0)).unwrap(),
         }
     }
 
     /// A renewal, or a claim.
     pub fn renew(key: &'static str, owner: &'static str, lease: Option<Lease>) -> Self {
-        Self::Renew {
-            key,
-            owner,
-            lease,
-            fence: None,
-        }
+        Self::Renew(key, owner, lease, None)
     }
 
     /// A request to share a lock, which does not wait.
     pub fn share(key: &'static str, owner: &'static str, lease: Lease) -> Self {
-        Self::Acquire {
+        Self::Acquire(
             key,
-            request: Request {
+            Request {
                 owner,
                 lease: Some(lease),
                 hold: None,
                 mode: Mode::Shared,
                 session: false,
             },
-            patience: Patience::None,
-        }
+            Patience::None,
+        )
     }
 }
 
@@ -364,9 +264,6 @@ pub fn words(words: &[&str]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
-fn option(words: &mut Vec<Vec<u8>>, name: &str, value: Option<i64>) {
-    if let Some(value) = value {
-        words.push(name.into());
-        words.push(value.to_string().into());
-    }
+fn option(name: &str, value: Option<impl Display>) -> String {
+    value.map_or(String::new(), |value| format!(" {name} {value}"))
 }

@@ -17,7 +17,8 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Due, LockTable, LockView, Outcome, WORK_A_WAKE, WaitEnd, World,
+    Acquired, Answer, Due, LockTable, LockView, Outcome, Settings, Transition, WORK_A_WAKE,
+    WaitEnd, World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -25,7 +26,7 @@ use redis_lock_testing::{Told, text};
 
 use crate::commands::{
     CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, Extent, KEYS, Lease, Mode,
-    OWNERS, Patience, Queue, Request,
+    OWNERS, Patience, Request,
 };
 use crate::keyspace::{Content, DbKey, Dump, Event, Keyspace, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
@@ -114,16 +115,16 @@ pub struct CoreSide {
     waiting: BTreeMap<WaiterId, Waiter>,
     answered: Vec<(WaiterId, Waiter, Answer)>,
     woken: Vec<Woken>,
-    /// What clients that waited hear.
-    replies: Vec<(usize, Expect)>,
+    /// What clients that waited must have heard by now.
+    pub replies: Vec<(usize, Expect)>,
     /// Clients whose connections the module closed.
-    closed: Vec<usize>,
+    pub closed: Vec<usize>,
     /// The channels that somebody listens to.
-    heard: BTreeSet<&'static str>,
-    /// What is published on them.
-    messages: Vec<Told>,
-    /// The last grants among these.
-    grants: Vec<Grant>,
+    pub heard: BTreeSet<&'static str>,
+    /// What must have been published on them by now, in this order.
+    pub messages: Vec<Told>,
+    /// The last grants among these, which may be claimed by now, or over.
+    pub grants: Vec<Grant>,
     /// Who asked last for a place that ends with its connection.
     askers: BTreeMap<(DbKey, &'static str), ClientId>,
     /// When the timer wakes the module.
@@ -168,38 +169,8 @@ impl CoreSide {
         }
     }
 
-    pub fn set_max_waiters(&mut self, max: usize) {
-        self.table.settings.max_waiters = max;
-    }
-
-    pub fn set_max_places(&mut self, max: usize) {
-        self.table.settings.max_places = max;
-    }
-
-    /// Somebody listens to these channels from now on, and to no others.
-    pub fn set_heard(&mut self, channels: BTreeSet<&'static str>) {
-        self.heard = channels;
-    }
-
-    /// Returns whether waits that close a cycle are refused from now on.
-    pub fn switch_deadlock_detection(&mut self) -> bool {
-        let settings = &mut self.table.settings;
-        settings.deadlock_detection = !settings.deadlock_detection;
-        settings.deadlock_detection
-    }
-
-    /// What clients that waited must have heard by now.
-    pub fn take_replies(&mut self) -> Vec<(usize, Expect)> {
-        std::mem::take(&mut self.replies)
-    }
-
-    /// What must have been published by now, in this order.
-    pub fn take_messages(&mut self) -> Vec<Told> {
-        std::mem::take(&mut self.messages)
-    }
-
-    pub fn take_closed(&mut self) -> Vec<usize> {
-        std::mem::take(&mut self.closed)
+    pub fn settings(&mut self) -> &mut Settings {
+        &mut self.table.settings
     }
 
     /// When something is due next without anybody's command.
@@ -215,10 +186,8 @@ impl CoreSide {
 impl CoreSide {
     /// The lock of this key, if it is one.
     fn lock(&self, at: DbKey) -> Option<Lock> {
-        match self.keyspace.peek(at) {
-            None => Some(Lock::default()),
-            Some(stored) => read(stored).ok(),
-        }
+        let stored = self.keyspace.peek(at);
+        stored.map_or(Some(Lock::default()), |stored| read(stored).ok())
     }
 
     pub fn is_lock(&self, at: DbKey) -> bool {
@@ -303,11 +272,6 @@ impl CoreSide {
             })
     }
 
-    /// The last grants to places, which may be claimed by now, or over.
-    pub fn grants(&self) -> &[Grant] {
-        &self.grants
-    }
-
     fn view(&self, at: DbKey) -> LockView {
         let lock = self.lock(at).unwrap_or_default();
         self.table.view(key_of(at), lock, self.now())
@@ -334,13 +298,11 @@ impl CoreSide {
             let waiters = self.view(at).waiters.into_iter();
             waiters.map(move |waiter| {
                 let owner = known_owner(&waiter.request.owner);
-                let client = waiter.client().map(|client| client.0);
-                let channel = waiter
-                    .wait
-                    .channel
-                    .map(|name| String::from_utf8_lossy(&name).into_owned());
+                let channel = waiter.wait.channel.as_deref().map(String::from_utf8_lossy);
+                let client = waiter.client();
                 format!(
-                    "{} {}: {owner}, client {client:?}, channel {channel:?}\n",
+                    "{} {}: {owner}, {client:?}, {channel:?}
+",
                     at.db, at.key
                 )
             })
@@ -369,35 +331,25 @@ impl CoreSide {
             Sender::Script => None,
         };
         let reply = match *command {
-            Command::Acquire {
-                key,
-                request,
-                patience,
-            } => self.acquire(at(key), request, patience, sender),
-            Command::Release {
-                key,
-                owner,
-                fence,
-                extent,
-            } => self.release(at(key), owner, fence, extent),
-            Command::Renew {
-                key,
-                owner,
-                lease,
-                fence,
-            } => {
+            Command::Acquire(key, request, patience) => {
+                self.acquire(at(key), request, patience, sender)
+            }
+            Command::Release(key, owner, fence, extent) => {
+                self.release(at(key), owner, fence, extent)
+            }
+            Command::Renew(key, owner, lease, fence) => {
                 let lease = lease.unwrap_or(DEFAULT_LEASE);
                 self.renew(at(key), owner, lease, fence)
             }
-            Command::Break { key, fence } => self.break_lock(at(key), fence),
-            Command::Guard { key, token } => self.guard(at(key), token),
+            Command::Break(key, fence) => self.break_lock(at(key), fence),
+            Command::Guard(key, token) => self.guard(at(key), token),
             Command::Info(key) => self.info(at(key)),
             Command::List(count) => Ok(self.list(db, count)),
-            Command::Kill { client, .. } => {
+            Command::Kill(client, _) => {
                 self.disconnects(client);
                 Ok(Value::Int(1))
             }
-            Command::KillEars { .. } => {
+            Command::KillEars(_) => {
                 self.heard.clear();
                 Ok(Value::Int(1))
             }
@@ -423,17 +375,13 @@ impl CoreSide {
         patience: Patience,
         sender: Sender,
     ) -> Result<Value, LockError> {
-        let client = match sender {
-            Sender::Client(client) | Sender::Transaction(client) => Some(client),
-            Sender::Script => None,
-        };
-        let session = match (asked.session, client) {
+        let session = match (asked.session, self.asker) {
             (false, _) => None,
-            (true, Some(client)) => Some(self.peers[client].id),
+            (true, Some(id)) => Some(id),
             (true, None) => return Err(Usage::NoSession.into()),
         };
         let hold = asked.hold.map(HoldNumber::new).transpose()?;
-        let first_of_place = matches!(patience, Patience::Queue(_)).then_some(HoldNumber::FIRST);
+        let first_of_place = matches!(patience, Patience::Queue(..)).then_some(HoldNumber::FIRST);
         let request = AcquireRequest {
             owner: owner_of(asked.owner),
             lease: CoreLease::from_ms(asked.lease.unwrap_or(DEFAULT_LEASE))?,
@@ -453,29 +401,24 @@ impl CoreSide {
         let wait = match patience {
             Patience::None => None,
             Patience::Block(block) => {
-                let until_ms = Timeout::from_ms(block.ms())?.end_ms(now_ms);
+                let until_ms = Timeout::from_ms(block)?.end_ms(now_ms);
                 waiting_client.map(|client| Wait {
                     client: self.peers[client].id,
                     until_ms,
                     channel: None,
                 })
             }
-            Patience::Queue(Queue { ms, channel }) => Some(Wait {
-                client: client.map_or(NOT_CONNECTED, |client| self.peers[client].id),
+            Patience::Queue(ms, channel) => Some(Wait {
+                client: self.asker.unwrap_or(NOT_CONNECTED),
                 until_ms: Some(now_ms + ms),
                 channel: Some(channel.as_bytes().into()),
             }),
         };
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
-        let acquired = self.step(at, |table, known, now, world| {
-            table.step(key_of(at), known, now, world, |step| {
-                step.acquire(request, wait)
-            })
-        });
-        match acquired? {
+        match self.step(at, |step| step.acquire(request, wait))? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
             Acquired::Busy => Ok(Value::Nil),
-            Acquired::Queued(_) if matches!(patience, Patience::Queue(_)) => {
+            Acquired::Queued(_) if matches!(patience, Patience::Queue(..)) => {
                 match session {
                     Some(client) => self.askers.insert((at, asked.owner), client),
                     None => self.askers.remove(&(at, asked.owner)),
@@ -511,10 +454,7 @@ impl CoreSide {
                 Extent::All => ReleaseExtent::All,
             },
         };
-        let released = self.step(at, |table, known, now, world| {
-            table.step(key_of(at), known, now, world, |step| step.release(&request))
-        });
-        Ok(match released? {
+        Ok(match self.step(at, |step| step.release(&request))? {
             Released::LastHold => Value::Int(1),
             Released::StillHeld => Value::Int(0),
             Released::NotHeld => Value::Nil,
@@ -523,10 +463,7 @@ impl CoreSide {
 
     fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
-        let is_held = self.step(at, |table, known, now, world| {
-            table.step(key_of(at), known, now, world, |step| step.guard(token))
-        });
-        match is_held? {
+        match self.step(at, |step| step.guard(token))? {
             true => Ok(Value::Int(1)),
             false => Err(LockError::NotHeld),
         }
@@ -544,18 +481,14 @@ impl CoreSide {
             lease: CoreLease::from_ms(lease)?,
             token: fence.map(FencingToken::new).transpose()?,
         };
-        let renewed = self.step(at, |table, known, now, world| {
-            table.step(key_of(at), known, now, world, |step| step.renew(&request))
-        });
-        Ok(Value::Int(renewed?.into()))
+        let renewed = self.step(at, |step| step.renew(&request))?;
+        Ok(Value::Int(renewed.into()))
     }
 
     fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
-        let broken = self.step(at, |table, known, now, world| {
-            table.step(key_of(at), known, now, world, |step| step.break_lock(token))
-        });
-        Ok(Value::Int(broken?.into()))
+        let broken = self.step(at, |step| step.break_lock(token))?;
+        Ok(Value::Int(broken.into()))
     }
 
     fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
@@ -597,7 +530,7 @@ impl World for CoreSide {
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
         let stored = self.keyspace.get(db_key(&key.into()));
         stored
-            .map_or(Ok(Lock::default()), |stored| read(stored))
+            .and_then(|stored| read(stored).ok())
             .unwrap_or_default()
     }
 }
@@ -605,10 +538,8 @@ impl World for CoreSide {
 // The road: read, step, apply, arm the timer, answer.
 impl CoreSide {
     fn look(&mut self, at: DbKey) -> Result<Lock, LockError> {
-        let lock = self
-            .keyspace
-            .get(at)
-            .map_or(Ok(Lock::default()), |stored| read(stored));
+        let stored = self.keyspace.get(at);
+        let lock = stored.map_or(Ok(Lock::default()), |stored| read(stored));
         self.hear_of_keys();
         lock
     }
@@ -617,12 +548,14 @@ impl CoreSide {
     fn step<T>(
         &mut self,
         at: DbKey,
-        step: impl FnOnce(&mut LockTable, Lock, Now, &mut dyn World) -> Outcome<T>,
+        ask: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
     ) -> Result<T, LockError> {
         let known = self.look(at);
         let known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
-        self.step_and_count(at, |table, now, world| step(table, known, now, world))
-            .0
+        let step = |table: &mut LockTable, now, world: &mut dyn World| {
+            table.step(key_of(at), known, now, world, ask)
+        };
+        self.step_and_count(at, step).0
     }
 
     /// As [`CoreSide::step`]. Returns how many were answered, too.
@@ -654,18 +587,17 @@ impl CoreSide {
                     permit,
                     new_token,
                 } => {
-                    let owner = String::from_utf8_lossy(owner.as_bytes()).into_owned();
+                    let owner = name_of(owner.as_bytes());
                     let mut fields = vec![(owner.clone(), holds.to_string())];
                     fields.extend(permit.map(|permit| (permit_field(&owner), permit.to_text())));
                     let token = new_token.map(|token| token.get().to_string());
-                    let token_field = String::from_utf8_lossy(TOKEN_FIELD).into_owned();
-                    fields.extend(token.map(|token| (token_field, token)));
+                    fields.extend(token.map(|token| (name_of(TOKEN_FIELD), token)));
                     for (name, value) in fields {
                         keyspace.set_field(at, &name, value).unwrap();
                     }
                 }
                 Effect::RemoveHolder { owner } => {
-                    let owner = String::from_utf8_lossy(owner.as_bytes()).into_owned();
+                    let owner = name_of(owner.as_bytes());
                     for name in [permit_field(&owner), owner] {
                         keyspace.remove_field(at, &name).unwrap();
                     }
@@ -683,18 +615,10 @@ impl CoreSide {
                     token,
                     end_ms,
                 } => {
-                    keyspace.remove(at);
-                    let fields = [
-                        (owner.as_bytes(), "1".to_owned()),
-                        (TOKEN_FIELD, token.get().to_string()),
-                    ];
-                    for (name, value) in fields {
-                        let name = String::from_utf8_lossy(name);
-                        keyspace.set_field(at, &name, value).unwrap();
-                    }
-                    if let Some(stored) = keyspace.get(at) {
-                        stored.expires_at_ms = Some(*end_ms);
-                    }
+                    let fields = [(owner.as_bytes(), 1), (TOKEN_FIELD, token.get())];
+                    let fields = fields.map(|(name, number)| (name_of(name), number.to_string()));
+                    let ends = end_ms - keyspace.now_ms;
+                    keyspace.overwrite(at, Content::Hash(fields.into()), Some(ends));
                 }
             }
         }
@@ -971,9 +895,14 @@ fn owner_of(name: &str) -> Owner {
     Owner::new(name.as_bytes()).unwrap()
 }
 
+/// The name of a field.
+fn name_of(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
 /// The field of the owner's permit.
 fn permit_field(owner: &str) -> String {
-    String::from_utf8_lossy(PERMIT_PREFIX).into_owned() + owner
+    name_of(PERMIT_PREFIX) + owner
 }
 
 fn read(stored: &Stored) -> Result<Lock, LockError> {

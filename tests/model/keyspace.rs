@@ -56,6 +56,7 @@ pub struct Keyspace {
 const WRONG_TYPE: &str = "WRONGTYPE";
 
 type Reply = Result<i64, &'static str>;
+type Found = Result<Option<i64>, &'static str>;
 
 impl Stored {
     fn is_over(&self, now_ms: i64) -> bool {
@@ -179,80 +180,65 @@ impl Keyspace {
     /// Runs a command that is none of a lock.
     pub fn run(&mut self, db: usize, command: &Command) -> Expect {
         let at = |key| DbKey { db, key };
-        let number = |reply: Reply| match reply {
-            Ok(number) => Expect::Reply(Value::Int(number)),
-            Err(code) => Expect::Code(code),
-        };
-        let perhaps = |reply: Result<Option<i64>, &'static str>| match reply {
-            Ok(None) => Expect::Reply(Value::Nil),
-            Ok(Some(found)) => number(Ok(found)),
-            Err(code) => Expect::Code(code),
-        };
-        match *command {
-            Command::RedissonLock { key, owner, lease } => {
-                return perhaps(self.redisson_lock(at(key), owner, lease));
+        let reply = match *command {
+            Command::Dump(key) if self.get(at(key)).is_some() => return Expect::SomeBytes,
+            Command::Dump(_) => Ok(None),
+            Command::RedissonLock(key, owner, lease) => self.redisson_lock(at(key), owner, lease),
+            Command::RedissonUnlock(key, owner, lease) => {
+                self.redisson_unlock(at(key), owner, lease)
             }
-            Command::RedissonUnlock { key, owner, lease } => {
-                return perhaps(self.redisson_unlock(at(key), owner, lease));
-            }
-            Command::Dump(key) => {
-                let is_there = self.get(at(key)).is_some();
-                return if is_there {
-                    Expect::SomeBytes
-                } else {
-                    perhaps(Ok(None))
-                };
-            }
-            Command::Set(key) => self.overwrite(at(key), Content::Text, None),
-            Command::Rename(from, to) => {
-                if let Err(code) = self.rename(at(from), at(to)) {
-                    return Expect::Code(code);
-                }
-            }
-            Command::RestoreReplace {
-                key,
-                lease,
-                ref dump,
-            } => {
-                self.overwrite(at(key), dump.content.clone(), lease);
-                self.touched(at(key));
-            }
-            Command::FlushDb => {
-                self.databases[db].clear();
-                self.events.push(Event::AllTouched);
-            }
-            Command::FlushAll => {
-                self.databases = Default::default();
-                self.events.push(Event::AllTouched);
-            }
-            Command::SwapDb => {
-                self.databases.swap(0, 1);
-                self.events.push(Event::AllTouched);
-            }
-            Command::Del(key) | Command::Unlink(key) => return number(Ok(self.delete(at(key)))),
-            Command::RenameNx(from, to) => return number(self.rename_nx(at(from), at(to))),
-            Command::Move(key, db) => return number(Ok(self.move_to(at(key), DbKey { db, key }))),
-            Command::CopyReplace { from, to, db } => {
-                return number(self.copy(at(from), DbKey { db, key: to }));
+            Command::Del(key) | Command::Unlink(key) => Ok(Some(self.delete(at(key)))),
+            Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)).map(Some),
+            Command::Move(key, db) => Ok(Some(self.move_to(at(key), DbKey { db, key }))),
+            Command::CopyReplace(from, to, db) => {
+                self.copy(at(from), DbKey { db, key: to }).map(Some)
             }
             Command::Expire(key, lease) | Command::Pexpire(key, lease) => {
-                return number(Ok(self.expire(at(key), lease)));
+                Ok(Some(self.expire(at(key), lease)))
             }
-            Command::Persist(key) => return number(Ok(self.persist(at(key)))),
-            Command::Hdel(key, ref names) => return number(self.hdel(at(key), names)),
+            Command::Persist(key) => Ok(Some(self.persist(at(key)))),
+            Command::Hdel(key, ref names) => self.hdel(at(key), names).map(Some),
             Command::Hset(key, name, value) => {
                 let is_new = self.set_field(at(key), name, value.to_string());
                 if is_new.is_ok() {
                     self.touched(at(key));
                 }
-                return number(is_new.map(i64::from));
+                is_new.map(|is_new| Some(is_new.into()))
             }
-            ref other => panic!("{other:?} is not the server's own"),
+            ref other => match self.run_to_ok(db, other) {
+                Ok(()) => return Expect::OK,
+                Err(code) => Err(code),
+            },
+        };
+        match reply {
+            Ok(None) => Expect::Reply(Value::Nil),
+            Ok(Some(number)) => Expect::Reply(Value::Int(number)),
+            Err(code) => Expect::Code(code),
         }
-        Expect::OK
     }
 
-    fn overwrite(&mut self, at: DbKey, content: Content, lease: Option<Lease>) {
+    /// Those that are answered with `OK`.
+    fn run_to_ok(&mut self, db: usize, command: &Command) -> Result<(), &'static str> {
+        let at = |key| DbKey { db, key };
+        match *command {
+            Command::Set(key) => self.overwrite(at(key), Content::Text, None),
+            Command::Rename(from, to) => self.rename(at(from), at(to))?,
+            Command::RestoreReplace(key, lease, ref dump) => {
+                self.overwrite(at(key), dump.content.clone(), lease);
+                self.touched(at(key));
+            }
+            Command::FlushDb => self.databases[db].clear(),
+            Command::FlushAll => self.databases = Default::default(),
+            Command::SwapDb => self.databases.swap(0, 1),
+            ref other => panic!("{other:?} is not the server's own"),
+        }
+        if let Command::FlushDb | Command::FlushAll | Command::SwapDb = command {
+            self.events.push(Event::AllTouched);
+        }
+        Ok(())
+    }
+
+    pub fn overwrite(&mut self, at: DbKey, content: Content, lease: Option<Lease>) {
         self.get(at);
         let expires_at_ms = lease.map(|lease| self.now_ms + lease);
         let stored = Stored {
@@ -359,12 +345,7 @@ impl Keyspace {
         Ok(sum)
     }
 
-    fn redisson_lock(
-        &mut self,
-        at: DbKey,
-        owner: &str,
-        lease: Lease,
-    ) -> Result<Option<i64>, &'static str> {
+    fn redisson_lock(&mut self, at: DbKey, owner: &str, lease: Lease) -> Found {
         if self.get(at).is_none() || self.field(at, owner)?.is_some() {
             self.add(at, owner, 1)?;
             self.expire(at, lease);
@@ -375,12 +356,7 @@ impl Keyspace {
         Ok(Some(ends_ms.map_or(-1, |ends_ms| ends_ms - now_ms)))
     }
 
-    fn redisson_unlock(
-        &mut self,
-        at: DbKey,
-        owner: &str,
-        lease: Lease,
-    ) -> Result<Option<i64>, &'static str> {
+    fn redisson_unlock(&mut self, at: DbKey, owner: &str, lease: Lease) -> Found {
         if self.field(at, owner)?.is_none() {
             return Ok(None);
         }

@@ -20,7 +20,7 @@ mod random;
 mod replies;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use commands::{
     CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script,
@@ -32,8 +32,11 @@ use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::WaitEnd;
-use redis_lock_testing::{Client, Clock, SOON, TestServer, Told, eventually, int, status};
-use replies::{Expect, counters, listing, sentence, shown};
+use redis_lock_testing::scene::shown;
+use redis_lock_testing::{
+    Client, Clock, SOON, TestServer, Told, comes_true, eventually, int, status,
+};
+use replies::{Counters, Expect, counters, listing, sentence};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
 /// that there is always somebody to go on.
@@ -261,12 +264,12 @@ impl Run {
             }
             self.ping();
         }
-        for (client, expected) in self.core.take_replies() {
+        for (client, expected) in std::mem::take(&mut self.core.replies) {
             self.count("a wait", expected.kind());
             self.hear(client, &expected);
         }
         self.hear_messages();
-        for client in self.core.take_closed() {
+        for client in std::mem::take(&mut self.core.closed) {
             self.count("a session", "closed by the module".into());
             self.note(format!("    client {client} is closed"));
             self.reconnect(client);
@@ -275,7 +278,7 @@ impl Run {
 
     /// Reads what was published and compares it.
     fn hear_messages(&mut self) {
-        let expected = self.core.take_messages();
+        let expected = std::mem::take(&mut self.core.messages);
         let mut told: Vec<Told> = Vec::new();
         let deadline = Instant::now() + SOON;
         // The timer of the server may be a moment late.
@@ -308,10 +311,7 @@ impl Run {
         };
         self.note(format!("    client {client} hears {}", shown(&reply)));
         if !expected.agrees(&reply) {
-            self.diverges(&format!(
-                "client {client} hears {}, not {expected:?}",
-                shown(&reply)
-            ));
+            self.diverges(&format!("client {client} hears that, not {expected:?}"));
         }
         reply
     }
@@ -320,23 +320,18 @@ impl Run {
     fn compare(&mut self) {
         let expected = format!("{}\n{}", self.core.waiting(), self.core.keyspace.listing());
         let expected_counters = self.core.counters();
-        let deadline = Instant::now() + SOON;
-        loop {
-            let stored = listing(&mut self.observer);
-            let counters = counters(&mut self.observer);
-            if stored == expected && counters == expected_counters {
-                return;
-            }
-            if Instant::now() > deadline {
-                let differ = expected_counters.iter().filter_map(|(name, expected)| {
-                    let shown = counters.get(name);
-                    (shown != Some(expected))
-                        .then(|| format!("{name} is {shown:?}, not {expected}"))
-                });
-                let differ: Vec<String> = differ.collect();
-                self.diverges(&format!("the data or the counters differ: {differ:?}"));
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        let mut seen = (String::new(), Counters::new());
+        let is_so = comes_true(SOON, || {
+            seen = (listing(&mut self.observer), counters(&mut self.observer));
+            seen.0 == expected && seen.1 == expected_counters
+        });
+        if !is_so {
+            let differ = expected_counters.iter().filter_map(|(name, expected)| {
+                let shown = seen.1.get(name);
+                (shown != Some(expected)).then(|| format!("{name} is {shown:?}, not {expected}"))
+            });
+            let differ: Vec<String> = differ.collect();
+            self.diverges(&format!("the data or the counters differ: {differ:?}"));
         }
     }
 
@@ -344,17 +339,14 @@ impl Run {
     fn check_replica(&mut self) {
         let mut there = self.replica.client();
         let expected = self.core.keyspace.listing();
-        let deadline = Instant::now() + SOON;
-        loop {
+        let mut stored = String::new();
+        let is_so = comes_true(SOON, || {
             let listing = listing(&mut there);
-            let (_, stored) = listing.split_once('\n').unwrap_or_default();
-            if stored == expected {
-                return;
-            }
-            if Instant::now() > deadline {
-                self.diverges(&format!("the replica stores:\n{stored}"));
-            }
-            std::thread::sleep(Duration::from_millis(1));
+            stored = listing.split_once('\n').unwrap_or_default().1.into();
+            stored == expected
+        });
+        if !is_so {
+            self.diverges(&format!("the replica stores:\n{stored}"));
         }
     }
 }
@@ -363,16 +355,11 @@ impl Run {
 impl Run {
     fn idle_client(&mut self) -> usize {
         // Mostly one that may wait, for the sake of long queues.
-        let first_choice = if self.random.percent(75) {
-            MAY_WAIT
-        } else {
-            CLIENTS
-        };
+        let is_first_choice = self.random.percent(75);
         let can_act = |client: &usize| !self.core.waits(*client);
-        let clients = if (0..first_choice).any(|client| can_act(&client)) {
-            first_choice
-        } else {
-            CLIENTS
+        let clients = match is_first_choice && (0..MAY_WAIT).any(|client| can_act(&client)) {
+            true => MAY_WAIT,
+            false => CLIENTS,
         };
         let idle: Vec<usize> = (0..clients).filter(can_act).collect();
         self.random.one_of(&idle)
@@ -448,11 +435,9 @@ impl Run {
     /// A command that blocks has no reply that says it did.
     fn await_blocked(&mut self, client: usize) {
         let list = format!("CLIENT LIST ID {}", self.connections[client].peer.id.0);
-        let deadline = Instant::now() + SOON;
-        while !self.observer.bulk(&list).contains(" flags=b ") {
-            if Instant::now() > deadline {
-                self.diverges(&format!("client {client} does not wait"));
-            }
+        let is_blocked = || self.observer.bulk(&list).contains(" flags=b ");
+        if !comes_true(SOON, is_blocked) {
+            self.diverges(&format!("client {client} does not wait"));
         }
     }
 
@@ -511,11 +496,11 @@ impl Run {
         self.hear(client, &expected);
         for command in &commands {
             match command {
-                Command::Kill { client, .. } => {
+                Command::Kill(client, _) => {
                     self.count("a waiter that leaves", "killed in a transaction".into());
                     self.reconnect(*client);
                 }
-                Command::KillEars { .. } => {
+                Command::KillEars(_) => {
                     self.count("the ears", "killed in a transaction".into());
                     self.ears = None;
                 }
@@ -534,15 +519,16 @@ impl Run {
     fn change_setting(&mut self) {
         let change = if self.random.percent(33) {
             let max = self.random.one_of(&[1, 3, 1000, 1000]);
-            self.core.set_max_places(max);
+            self.core.settings().max_places = max;
             format!("CONFIG SET lock.max-places {max}")
         } else if self.random.percent(50) {
-            let refuses = self.core.switch_deadlock_detection();
+            let refuses = !self.core.settings().deadlock_detection;
+            self.core.settings().deadlock_detection = refuses;
             let setting = if refuses { "yes" } else { "no" };
             format!("CONFIG SET lock.deadlock-detection {setting}")
         } else {
             let max = self.random.one_of(&[1, 2, CLIENTS, CLIENTS]);
-            self.core.set_max_waiters(max);
+            self.core.settings().max_waiters = max;
             format!("CONFIG SET lock.max-waiters {max}")
         };
         assert_eq!(self.observer.call(&change), status("OK"));
@@ -573,7 +559,7 @@ impl Run {
             ears.send(&format!("{verb} {channel}"));
             ears.pushed();
         }
-        self.core.set_heard(self.heard.clone());
+        self.core.heard = self.heard.clone();
     }
 
     /// Where the ears were killed, others hear the same.
@@ -584,7 +570,7 @@ impl Run {
             ears.subscribe(&format!("SUBSCRIBE {channel}"));
         }
         self.ears = Some(ears);
-        self.core.set_heard(self.heard.clone());
+        self.core.heard = self.heard.clone();
     }
 
     /// Something happens to a client that waits, or that has a session.
@@ -755,7 +741,7 @@ fn all_copies_are_the_same_after_a_random_run() {
                 RestoreReplace { .. } | CopyReplace { .. } | Move(..)
             )
         },
-        false => |command| matches!(command, Command::RestoreReplace { .. }),
+        false => |command| matches!(command, Command::RestoreReplace(..)),
     };
     let replicas = Replicas::of(&run.server);
     for step in 1..=steps {

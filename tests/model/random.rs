@@ -7,8 +7,8 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::commands::{
-    Block, CHANNELS, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Patience, QUEUE_MS,
-    Queue, Request, SHORT_LEASES, UNIT_OF_LEASES,
+    CHANNELS, Command, DATABASES, ENDLESS_MS, Extent, KEYS, LONG_MS, Lease, Mode, OWNERS, Patience,
+    QUEUE_MS, Request, SHORT_LEASES, SHORT_MS, UNIT_OF_LEASES,
 };
 use crate::core_side::{CoreSide, Grant, Holder};
 use crate::keyspace::{DbKey, Dump};
@@ -156,22 +156,22 @@ fn send_again(random: &mut Random, key: &'static str, request: Request) -> Comma
     let hold = random.one_of(&[Some(1), Some(1), request.hold]);
     let session = request.session || random.percent(15);
     let lease = Some(long_lease(random));
-    Command::Acquire {
+    Command::Acquire(
         key,
-        request: Request {
+        Request {
             hold,
             session,
             lease,
             ..request
         },
-        patience: Patience::Block(Block::Endless),
-    }
+        Patience::Block(ENDLESS_MS),
+    )
 }
 
 fn queue(random: &mut Random) -> Patience {
     let ms = random.weighted(&[(1, QUEUE_MS[0]), (9, QUEUE_MS[1])]);
     let channel = random.one_of(&CHANNELS);
-    Patience::Queue(Queue { ms, channel })
+    Patience::Queue(ms, channel)
 }
 
 /// What somebody sends who has a place, or thinks so.
@@ -186,34 +186,29 @@ fn ask_again(random: &mut Random, key: &'static str, owner: &'static str, mode: 
         session: random.percent(25),
     };
     let queue = queue(random);
-    Command::Acquire {
+    Command::Acquire(
         key,
         request,
-        patience: random.weighted(&[(8, queue), (2, Patience::None)]),
-    }
+        random.weighted(&[(8, queue), (2, Patience::None)]),
+    )
 }
 
 /// What somebody sends who was told of a grant, and in which database.
 pub fn claim(random: &mut Random, core: &CoreSide) -> Option<(usize, Command)> {
-    let last = *core.grants().last()?;
-    let any = random.one_of(core.grants());
+    let last = *core.grants.last()?;
+    let any = random.one_of(&core.grants);
     let Grant { at, owner, token } = random.weighted(&[(4, last), (1, any)]);
     let key = at.key;
     let lease = Some(long_lease(random));
     let command = match random.below(10) {
-        0 => Command::Release {
-            key,
-            owner,
-            fence: Some(token),
-            extent: Extent::One,
-        },
+        0 => Command::Release(key, owner, Some(token), Extent::One),
         1 | 2 => ask_again(random, key, owner, Mode::Shared),
-        _ => Command::Renew {
+        _ => Command::Renew(
             key,
             owner,
             lease,
-            fence: random.one_of(&[Some(token), Some(token), Some(token), None]),
-        },
+            random.one_of(&[Some(token), Some(token), Some(token), None]),
+        ),
     };
     Some((at.db, command))
 }
@@ -234,9 +229,9 @@ fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> C
     let queue = queue(random);
     let patience = random.weighted(&[
         (15, Patience::None),
-        (40, Patience::Block(Block::Endless)),
-        (23, Patience::Block(Block::Long)),
-        (2, Patience::Block(Block::Short)),
+        (40, Patience::Block(ENDLESS_MS)),
+        (23, Patience::Block(LONG_MS)),
+        (2, Patience::Block(SHORT_MS)),
         (50, queue),
     ]);
     let patience = match patience {
@@ -257,9 +252,9 @@ fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> C
     } else {
         random.percent(80).then(|| lease(random))
     };
-    Command::Acquire {
-        key: at.key,
-        request: Request {
+    Command::Acquire(
+        at.key,
+        Request {
             owner,
             lease,
             hold,
@@ -267,7 +262,7 @@ fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> C
             session,
         },
         patience,
-    }
+    )
 }
 
 fn renew(
@@ -277,12 +272,7 @@ fn renew(
     owner: &'static str,
     lease: Option<Lease>,
 ) -> Command {
-    Command::Renew {
-        key: at.key,
-        owner,
-        lease,
-        fence: fence(random, core, at, owner),
-    }
+    Command::Renew(at.key, owner, lease, fence(random, core, at, owner))
 }
 
 fn release(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
@@ -291,16 +281,16 @@ fn release(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
         true => likely_owner(random, core, at),
         false => random.one_of(&places).0,
     };
-    Command::Release {
-        key: at.key,
+    Command::Release(
+        at.key,
         owner,
-        fence: fence(random, core, at, owner),
-        extent: match random.below(10) {
+        fence(random, core, at, owner),
+        match random.below(10) {
             0..=4 => Extent::One,
             5..=7 => Extent::Hold(hold(random, core, at, owner)),
             _ => Extent::All,
         },
-    }
+    )
 }
 
 /// A token that the clock of the run does not reach, or not soon.
@@ -364,41 +354,25 @@ pub fn command(
             let lease = random.percent(80).then_some(lease);
             renew(random, core, at, owner, lease)
         }
-        680..710 => Command::RedissonLock {
-            key,
-            owner,
-            lease: lease(random),
-        },
-        710..750 => Command::RedissonUnlock {
-            key,
-            owner,
-            lease: lease(random),
-        },
+        680..710 => Command::RedissonLock(key, owner, lease(random)),
+        710..750 => Command::RedissonUnlock(key, owner, lease(random)),
         750..770 => Command::Del(key),
         770..785 => Command::Unlink(key),
         785..790 => Command::Set(key),
         790..808 => Command::Rename(key, other),
         808..815 => Command::RenameNx(key, other),
         815..840 => Command::Move(key, 1 - db),
-        840..860 => Command::CopyReplace {
-            from: key,
-            to: other,
-            db: random.below(DATABASES),
-        },
+        840..860 => Command::CopyReplace(key, other, random.below(DATABASES)),
         860..872 => Command::Dump(key),
-        872..884 if !dumps.is_empty() => Command::RestoreReplace {
+        872..884 if !dumps.is_empty() => Command::RestoreReplace(
             key,
-            lease: random.percent(70).then(|| lease(random)),
-            dump: dumps[random.below(dumps.len())].clone(),
-        },
-        884..900 => Command::Expire(
-            key,
-            if random.percent(33) {
-                -1000
-            } else {
-                long_lease(random)
-            },
+            random.percent(70).then(|| lease(random)),
+            dumps[random.below(dumps.len())].clone(),
         ),
+        884..900 => match random.percent(33) {
+            true => Command::Expire(key, -1000),
+            false => Command::Expire(key, long_lease(random)),
+        },
         900..930 => {
             let lease = lease(random);
             Command::Pexpire(key, if random.percent(15) { -1 } else { lease })
@@ -409,14 +383,8 @@ pub fn command(
         980..984 => Command::FlushDb,
         984..988 => Command::FlushAll,
         988..992 => Command::SwapDb,
-        1000..1020 => Command::Break {
-            key,
-            fence: near(random, core.newest_token(at)),
-        },
-        1020..1035 => Command::Guard {
-            key,
-            token: core.newest_token(at).unwrap_or(1),
-        },
+        1000..1020 => Command::Break(key, near(random, core.newest_token(at))),
+        1020..1035 => Command::Guard(key, core.newest_token(at).unwrap_or(1)),
         1035..1060 => Command::Info(key),
         1060.. => Command::List(random.one_of(&[None, Some(1), Some(2)])),
         // The server would keep up the short lease of a session.

@@ -6,7 +6,7 @@ use redis::Value;
 use redis_lock_core::error::LockError;
 use redis_lock_core::lock::Now;
 use redis_lock_core::metrics::Metrics;
-use redis_lock_core::request::Limit;
+use redis_lock_core::request::{ClientId, Limit};
 use redis_lock_core::table::{LockView, Totals};
 use redis_lock_core::token::FencingToken;
 use redis_lock_testing::{Client, text};
@@ -84,32 +84,19 @@ pub fn info(lock: &LockView, peers: &[Peer], now: Now) -> Value {
             ("holds", Value::Int(holder.holds)),
             ("fence", token(holder.token)),
             ("ttl", Value::Int(holder.ttl_ms)),
-            (
-                "client",
-                or_nil(holder.client.map(|client| number(client.0))),
-            ),
+            ("client", client(holder.client)),
         ])
     });
     let waiters = lock.waiters.iter().map(|waiter| {
         let peer = peers.iter().find(|peer| Some(peer.id) == waiter.client());
+        let addr = peer.map_or("", |peer| &peer.address);
+        let request = &waiter.request;
         map([
-            ("owner", text(waiter.request.owner.as_bytes())),
-            ("mode", text(mode_name(waiter.request.limit))),
-            ("limit", Value::Int(waiter.request.limit.count_or_zero())),
-            (
-                "client",
-                waiter
-                    .client()
-                    .map_or(Value::Nil, |client| number(client.0)),
-            ),
-            (
-                "addr",
-                or_nil(
-                    waiter
-                        .client()
-                        .map(|_| text(peer.map_or("", |peer| &peer.address))),
-                ),
-            ),
+            ("owner", text(request.owner.as_bytes())),
+            ("mode", text(mode_name(request.limit))),
+            ("limit", Value::Int(request.limit.count_or_zero())),
+            ("client", client(waiter.client())),
+            ("addr", or_nil(waiter.client().map(|_| text(addr)))),
             ("channel", or_nil(waiter.wait.channel.as_ref().map(text))),
             ("waited", Value::Int(waiter.waited_ms(now))),
             ("timeout", Value::Int(waiter.left_ms(now))),
@@ -150,6 +137,10 @@ fn or_nil(value: Option<Value>) -> Value {
 
 fn token(token: Option<FencingToken>) -> Value {
     or_nil(token.map(|token| Value::Int(token.get())))
+}
+
+fn client(client: Option<ClientId>) -> Value {
+    or_nil(client.map(|client| number(client.0)))
 }
 
 fn mode_name(limit: Limit) -> &'static str {
@@ -258,29 +249,9 @@ pub fn listing(client: &mut Client) -> String {
 
 /// A command, for the report.
 pub fn sentence(words: &[Vec<u8>]) -> String {
-    let words: Vec<String> = words
-        .iter()
-        .map(|word| match word.as_slice() {
-            [b'i' | b'l', .., b';'] => "<Redisson's script>".into(),
-            word => word.escape_ascii().to_string(),
-        })
-        .collect();
-    words.join(" ")
-}
-
-/// A reply, for the report.
-pub fn shown(reply: &Value) -> String {
-    match reply {
-        Value::Nil => "null".into(),
-        Value::Int(n) => n.to_string(),
-        Value::Array(replies) => {
-            let replies: Vec<String> = replies.iter().map(shown).collect();
-            format!("[{}]", replies.join(", "))
-        }
-        Value::ServerError(error) => {
-            format!("-{} {}", error.code(), error.details().unwrap_or_default())
-        }
-        Value::BulkString(bytes) => bytes.escape_ascii().to_string(),
-        other => format!("{other:?}"),
-    }
+    let words = words.iter().map(|word| match word.as_slice() {
+        [b'i' | b'l', .., b';'] => "<Redisson's script>".into(),
+        word => word.escape_ascii().to_string(),
+    });
+    words.collect::<Vec<String>>().join(" ")
 }

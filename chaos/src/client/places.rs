@@ -1,45 +1,34 @@
-//! Clients that wait by places in the queue, many at a time, and are told by messages.
+//! Clients that wait by a place in the queue, and are told by a message.
 //!
-//! Through the proxy a message may be lost. So there a request that is sent again is
-//! another one, and nobody knows what became of the first. Else it keeps its place, and
-//! its end is told.
+//! Through the proxy a message may be lost, and a request that is sent again is another one.
+//! Else it keeps its place, and its end is told.
 
 use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
-use redis_lock_testing::Told;
+use redis::Value;
+use redis_lock_testing::{Connection, Told};
 
-use super::rounds::{Extent, Section};
-use super::sessions::SESSION_LEASE_MS_MIN;
-use super::{Client, Connected, Ears, LEASE_MS_MAX, Wrap, transmit};
+use super::{Client, transmit};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
-use crate::locks::in_database;
-use crate::protection::CLAIM_TIMEOUT_MS;
 use crate::words::outcome_of_place;
 
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
-/// A request that stands in the queue.
-struct Place {
-    owner: usize,
-    lock: String,
-    ask: Acquire,
-    operation: usize,
-    connection: usize,
-    sent: Nanos,
-    queued: Nanos,
-    next: Option<(Nanos, Doubt)>,
-    is_sent_again: bool,
-    is_given_up: bool,
+/// A subscription to a channel of its own, on a second connection.
+pub(crate) struct Ears {
+    pub(super) channel: String,
+    pub(crate) connection: Connection,
 }
 
-/// A place that does not use what it is granted, and its ways to the server.
-pub(super) struct Idle {
-    place: Place,
-    connection: Option<Connected>,
-    ears: Option<Ears>,
+/// A request that stands in the queue.
+pub(super) struct Place {
+    ask: Acquire,
+    operation: usize,
+    sent: Nanos,
+    queued: Nanos,
 }
 
 /// What somebody does who has waited for some time.
@@ -52,122 +41,93 @@ enum Doubt {
 }
 
 impl Client {
-    /// Has some places, and serves the messages as they come.
-    pub(super) fn place_round(&mut self) {
-        let usual = self.connection.take();
-        let in_resp3 = self.rng.random_bool(0.5);
-        if self.open_ears(in_resp3) {
-            let mut line = Vec::new();
-            for _ in 0..self.rng.random_range(1..=4) {
-                if self.is_deaf() {
-                    break;
-                }
-                self.owners += 1;
-                let (lock, mode) = self.any_lock();
-                let session = self.rng.random_bool(0.2);
-                let ask = Acquire {
-                    lease_ms: match session {
-                        true => self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
-                        false => self.any_lease_ms(),
-                    },
-                    block_ms: Some(self.rng.random_range(50..=1500)),
-                    mode,
-                    hold: self.rng.random_bool(0.5).then_some(1),
-                    session,
-                    ..Acquire::default()
-                };
-                line.extend(self.stand_in_line(&lock, ask));
-            }
-            if self.rng.random_bool(0.1) {
-                self.close_ears();
-            }
-            self.serve(line);
-        }
-        self.close_ears();
-        self.owners += 1;
-        self.connection = usual;
-    }
-
-    /// Waits for a lock by a place as long as it takes, and gives it back at once.
-    pub(super) fn last_place_round(&mut self, lock: &str) {
-        let usual = self.connection.take();
-        let in_resp3 = self.rng.random_bool(0.5);
-        if self.open_ears(in_resp3) {
-            let ask = Acquire {
-                lease_ms: LEASE_MS_MAX,
-                block_ms: Some(60_000),
-                hold: Some(1),
-                ..Acquire::default()
-            };
-            let line = self.stand_in_line(lock, ask);
-            self.serve(line.into_iter().collect());
-        }
-        self.close_ears();
-        self.connection = usual;
-    }
-
-    /// Another owner has a place, and hears of its grant or does not.
-    pub(super) fn idle_place(&mut self, lock: &str, is_heard: bool) -> Option<Idle> {
-        self.owners += 1;
-        let in_resp3 = self.rng.random_bool(0.5);
-        let ask = Acquire {
-            lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=LEASE_MS_MAX),
-            block_ms: Some(3000),
-            session: is_heard,
-            ..Acquire::default()
+    /// Hears a channel from now on. Returns whether that succeeds.
+    pub(crate) fn open_ears(&mut self) -> bool {
+        let mut connected = self.connected();
+        let prefix = &self.shared.prefix;
+        let channel = format!("{prefix}client{}-{}", self.id, self.connections);
+        // In a cluster those hear of it who serve the lock.
+        let subscribe = match prefix.is_empty() {
+            true => "SUBSCRIBE",
+            false => "SSUBSCRIBE",
         };
-        let is_open = self.open_ears(in_resp3);
-        let place = is_open.then(|| self.stand_in_line(lock, ask)).flatten();
-        let (connection, ears) = match is_heard {
-            true => (self.connection.take(), self.ears.take()),
-            false => (None, None),
+        let asked = clock::now();
+        let patient = || clock::now() < self.patience(asked, None).0;
+        let way = self.shared.guide.way(connected.node, self.side);
+        connected.ears = Connection::open(way).ok().and_then(|mut connection| {
+            let heard = connection.call_while(&[subscribe, &channel], patient)?;
+            let is_heard = matches!(heard, Value::Array(_));
+            is_heard.then_some(Ears {
+                channel,
+                connection,
+            })
+        });
+        self.connection = Some(connected);
+        !self.is_deaf()
+    }
+
+    /// Whether no more messages may come that say how a place of this client ends.
+    pub(crate) fn is_deaf(&self) -> bool {
+        let Some(connected) = &self.connection else {
+            return true;
         };
-        self.close_ears();
-        let place = place?;
-        if !is_heard {
-            let outcome = self.unheard();
-            self.ended(place.operation, outcome);
-            return None;
-        }
-        Some(Idle {
-            place,
-            connection,
-            ears,
-        })
+        let primary = self.shared.guide.primary(0);
+        let has_moved = self.is_direct() && primary != Some(connected.node);
+        has_moved || connected.ears.is_none()
     }
 
-    /// Hears of the grant of a place, and does not claim it.
-    pub(super) fn hear_idly(&mut self, idle: &mut Idle) {
-        (self.connection, self.ears) = (idle.connection.take(), idle.ears.take());
-        let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
-        let told = self.await_told(|_| clock::now() < deadline);
-        if told.is_none() {
-            self.close_ears();
+    /// Whether it hears how a place ends: on this connection, or on another one.
+    pub(super) fn can_be_told(&mut self) -> bool {
+        if !self.is_deaf() {
+            return true;
         }
-        let (at, outcome) = told.unwrap_or_else(|| (clock::now(), self.unheard()));
-        self.shared.journal.ended(idle.place.operation, at, outcome);
-        (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
+        self.connection = None;
+        self.open_ears()
     }
 
-    /// Waits for a lock by a place, and does nothing else meanwhile.
+    /// Waits for a lock by a place. Sometimes it can't wait.
     pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Acquire) -> Outcome {
         let place = match self.ask_for_place(lock, ask) {
             Ok(place) => place,
             Err(outcome) => return outcome,
         };
-        let told = self.await_told(|client| !client.is_overdue(&place));
-        let (at, outcome) = told.unwrap_or_else(|| {
-            let outcome = match self.is_direct() && !self.is_deaf() {
-                true => Outcome::Silent,
-                false => self.unheard(),
-            };
-            self.close_ears();
-            (clock::now(), outcome)
-        });
-        self.shared
-            .journal
-            .ended(place.operation, at, outcome.clone());
-        outcome
+        let (mut told, mut is_sent_again, mut is_given_up) = (None, false, false);
+        if let Some((at, doubt)) = self.any_doubt(&place) {
+            told = self.await_told(|_| clock::now() < at);
+            match doubt {
+                _ if told.is_some() || self.is_deaf() => {}
+                Doubt::AsksAgain => {
+                    is_sent_again = true;
+                    if let Some(outcome) = self.ask_again(lock, &place) {
+                        return outcome;
+                    }
+                }
+                Doubt::GivesUp => {
+                    is_given_up = true;
+                    // It is told so a little later.
+                    self.shared.journal.queued(place.operation, None);
+                    self.release(lock, None, None);
+                }
+                Doubt::ClosesSession => self.connection = None,
+            }
+        }
+        let is_overdue = |it: &Self| clock::now() > it.patience(place.sent, ask.block_ms).0;
+        let told = told.or_else(|| self.await_told(|it| !is_overdue(it)));
+        // Its connection may have ended, or this is the end of the place before it was asked
+        // for again.
+        if matches!(told, Some((_, Outcome::NotAvailable)))
+            && (is_sent_again || ask.session)
+            && !is_given_up
+        {
+            self.release(lock, None, None);
+            return self.ends(&place, None, false);
+        }
+        let outcome = self.ends(&place, told, true);
+        if is_given_up {
+            Outcome::NotAvailable
+        } else {
+            outcome
+        }
     }
 
     /// What the next message says, and when it came.
@@ -176,9 +136,15 @@ impl Client {
         patient: impl Fn(&Self) -> bool,
     ) -> Option<(Nanos, Outcome)> {
         loop {
-            self.listen();
-            if let Some((at, told)) = self.next_told() {
-                return Some((at, outcome_of_place(&told)));
+            let connected = self.connection.as_mut()?;
+            match connected.ears.as_mut()?.connection.next_now() {
+                Ok(Some(heard)) => {
+                    if let Some(told) = Told::of(&heard) {
+                        return Some((clock::now(), outcome_of_place(&told)));
+                    }
+                }
+                Ok(None) => {}
+                Err(_) => connected.ears = None,
             }
             if self.is_deaf() || !patient(self) {
                 return None;
@@ -187,20 +153,11 @@ impl Client {
         }
     }
 
-    /// Asks for a place. Returns it, if there is one.
-    fn stand_in_line(&mut self, lock: &str, ask: Acquire) -> Option<Place> {
-        let asked = self.ask_for_place(lock, ask);
-        if let Err(Outcome::Granted(token)) = asked {
-            self.hold(lock, ask, token, false);
-        }
-        asked.ok()
-    }
-
     /// Asks for a place, or comes to another end.
-    fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
+    pub(super) fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
         let wrap = self.any_wrap(10);
         let connected = self.connected();
-        if self.ears.is_none() {
+        if connected.ears.is_none() {
             return Err(Outcome::Lost);
         }
         let ask = Acquire {
@@ -209,7 +166,6 @@ impl Client {
         };
         let asked = self.ask(connected, lock, Request::Acquire(ask), wrap);
         let (operation, sent) = (asked.operation, asked.sent);
-        let connection = asked.connected.number;
         let outcome = self.answer(asked);
         if outcome != Outcome::Pending {
             return Err(outcome);
@@ -220,66 +176,80 @@ impl Client {
             self.shared.journal.queued(operation, Some(queued));
         }
         Ok(Place {
-            owner: self.owners,
-            lock: lock.to_owned(),
             ask,
             operation,
-            connection,
             sent,
             queued,
-            next: self.any_doubt(sent, ask),
-            is_sent_again: false,
-            is_given_up: false,
         })
     }
 
-    fn any_doubt(&mut self, sent: Nanos, ask: Acquire) -> Option<(Nanos, Doubt)> {
+    fn any_doubt(&mut self, place: &Place) -> Option<(Nanos, Doubt)> {
         let doubt = match self.rng.random_range(0..10) {
-            _ if self.faults_over() => return None,
+            _ if self.shared.is_over() || !self.is_direct() => return None,
             0..=3 => Doubt::AsksAgain,
             4 => Doubt::GivesUp,
-            5..=6 if ask.session && self.is_direct() => Doubt::ClosesSession,
+            5..=6 if place.ask.session => Doubt::ClosesSession,
             _ => return None,
         };
-        let after_ms = self.rng.random_range(0..=ask.block_ms.unwrap_or(0));
-        Some((sent + after_ms * MS, doubt))
+        let after_ms = self.rng.random_range(0..=place.ask.block_ms.unwrap_or(0));
+        Some((place.sent + after_ms * MS, doubt))
     }
 
-    /// Serves messages until all places have come to an end.
-    fn serve(&mut self, mut line: Vec<Place>) {
-        let newest = self.owners;
-        while !line.is_empty() {
-            self.listen();
-            let now = clock::now();
-            let is_due = |place: &Place| place.next.is_some_and(|(at, _)| at <= now);
-            if let Some((at, told)) = self.next_told() {
-                self.end(&mut line, at, &told);
-            } else if self.is_deaf() {
-                break;
-            } else if let Some(index) = line.iter().position(is_due) {
-                self.doubt(&mut line, index);
-            } else if let Some(index) = line.iter().position(|place| self.is_overdue(place)) {
-                let place = line.swap_remove(index);
-                // The message may have been lost while there were faults.
-                let outcome = match self.is_direct() {
-                    true => Outcome::Silent,
-                    false => Outcome::GivenUp,
-                };
-                self.ended(place.operation, outcome);
-                self.owners = place.owner;
-                self.release(&place.lock, None, Extent::All);
-            } else {
-                thread::sleep(LOOK_EVERY);
+    /// Sends the same request again, which keeps the place. Returns what comes of it, if that
+    /// is its end.
+    fn ask_again(&mut self, lock: &str, place: &Place) -> Option<Outcome> {
+        let waited_ms = (clock::now() - place.sent) / MS;
+        let wait_ms = place.ask.block_ms.unwrap_or(0);
+        let left_ms = wait_ms.checked_sub(waited_ms + 1)?;
+        let connected = self.connection.take()?;
+        let ask = Acquire {
+            block_ms: Some(left_ms + 1),
+            ..place.ask
+        };
+        let line = self.line(&connected, lock, Request::Acquire(ask));
+        let (words, request) = (line.split(' ').collect(), Request::Acquire(place.ask));
+        let journal = &self.shared.journal;
+        // A token that is replied has its full lease.
+        journal.queued(place.operation, None);
+        let asked = transmit(connected, place.operation, request, clock::now(), &[words]);
+        let outcome = self.answer(asked);
+        match outcome {
+            Outcome::Pending => {
+                // Its time may have been over. Then this is another one, at the end.
+                if clock::now() + MS < place.sent + wait_ms * MS {
+                    let journal = &self.shared.journal;
+                    journal.queued(place.operation, Some(place.queued));
+                }
+                None
             }
-        }
-        self.owners = newest;
-        if !line.is_empty() {
-            self.close_ears();
-            for place in line {
-                let outcome = self.unheard();
-                self.ended(place.operation, outcome);
+            // What is refused changes nothing: the place is still there.
+            Outcome::Error(_) | Outcome::Deadlock(_) => {
+                self.connection = None;
+                Some(self.ends(place, None, false))
             }
+            _ => Some(outcome),
         }
+    }
+
+    /// Notes how a place ends. If no message told that, it may have come to a client that is
+    /// deaf, or that does not wait for one; or else it `is_due`.
+    pub(super) fn ends(
+        &mut self,
+        place: &Place,
+        told: Option<(Nanos, Outcome)>,
+        is_due: bool,
+    ) -> Outcome {
+        let (at, outcome) = told.unwrap_or_else(|| {
+            let outcome = match is_due && self.is_direct() && !self.is_deaf() {
+                true => Outcome::Silent,
+                false => self.unheard(),
+            };
+            self.connection = None;
+            (clock::now(), outcome)
+        });
+        let journal = &self.shared.journal;
+        journal.ended(place.operation, at, outcome.clone());
+        outcome
     }
 
     /// What became of a place whose messages nobody hears any more.
@@ -288,174 +258,6 @@ impl Client {
             true => Outcome::Lost,
             // The server may not know that nobody listens.
             false => Outcome::GivenUp,
-        }
-    }
-
-    fn is_overdue(&self, place: &Place) -> bool {
-        clock::now() > self.patience(place.sent, place.ask.block_ms).0
-    }
-
-    /// Ends the place of which a message tells.
-    fn end(&mut self, line: &mut Vec<Place>, at: Nanos, told: &Told) {
-        let lock = in_database(told.db, &String::from_utf8_lossy(&told.key));
-        let is_meant = |place: &Place| {
-            place.lock == lock && told.owner == format!("client{}-{}", self.id, place.owner)
-        };
-        let Some(index) = line.iter().position(is_meant) else {
-            return;
-        };
-        let place = line.swap_remove(index);
-        let outcome = outcome_of_place(told);
-        self.owners = place.owner;
-        // Its connection may have ended, or this is the end of the place before it was
-        // asked for again.
-        let ends_otherwise = place.is_sent_again || place.ask.session;
-        if outcome == Outcome::NotAvailable && ends_otherwise && !place.is_given_up {
-            self.release(&place.lock, None, Extent::All);
-            let outcome = self.unheard();
-            return self.ended(place.operation, outcome);
-        }
-        self.shared
-            .journal
-            .ended(place.operation, at, outcome.clone());
-        if let Outcome::Told { token, .. } = outcome
-            && !place.is_given_up
-        {
-            self.hold(&place.lock, place.ask, token, true);
-        }
-    }
-
-    fn doubt(&mut self, line: &mut Vec<Place>, index: usize) {
-        self.owners = line[index].owner;
-        match line[index].next.take() {
-            Some((_, Doubt::AsksAgain)) => self.send_again(line, index),
-            Some((_, Doubt::GivesUp)) => {
-                line[index].is_given_up = true;
-                let (operation, lock) = (line[index].operation, line[index].lock.clone());
-                // It is told so a little later.
-                self.shared.journal.queued(operation, None);
-                self.release(&lock, None, Extent::All);
-            }
-            Some((_, Doubt::ClosesSession)) => {
-                // The server may grant it before it sees the end. With RESP2 that is
-                // heard for a while.
-                self.connection = None;
-                self.sleep(0, 400);
-                self.listen();
-                while let Some((at, told)) = self.next_told() {
-                    self.end(line, at, &told);
-                }
-                self.close_ears();
-            }
-            None => {}
-        }
-    }
-
-    /// Sends the same request again. Who has missed no message keeps the place.
-    fn send_again(&mut self, line: &mut Vec<Place>, index: usize) {
-        let waited_ms = (clock::now() - line[index].sent) / MS;
-        let wait_ms = line[index].ask.block_ms.unwrap_or(0);
-        let left_ms = wait_ms.saturating_sub(waited_ms);
-        let connected = self.connected();
-        let place = &mut line[index];
-        // On another connection it would be another session.
-        let is_other_session = place.ask.session && connected.number != place.connection;
-        let (true, 1.., false) = (self.ears.is_some(), left_ms, is_other_session) else {
-            self.connection = Some(connected);
-            return;
-        };
-        place.is_sent_again = true;
-        let ask = Acquire {
-            block_ms: Some(left_ms),
-            ..place.ask
-        };
-        let asked = match self.is_direct() {
-            true => {
-                let line = self.line(&place.lock, Request::Acquire(ask));
-                let words = line.split(' ').collect();
-                let (operation, request) = (place.operation, Request::Acquire(place.ask));
-                transmit(connected, operation, request, clock::now(), &[words])
-            }
-            false => {
-                let given_up = (place.operation, Outcome::GivenUp);
-                self.ended(given_up.0, given_up.1);
-                let asked = self.ask(connected, &place.lock, Request::Acquire(ask), Wrap::Plain);
-                (place.operation, place.sent) = (asked.operation, asked.sent);
-                place.ask = ask;
-                asked
-            }
-        };
-        if self.is_direct() {
-            // A token that is replied has its full lease.
-            self.shared.journal.queued(line[index].operation, None);
-        }
-        let since = line[index].queued;
-        let outcome = self.answer(asked);
-        if outcome == Outcome::Pending {
-            let (now, place) = (clock::now(), &line[index]);
-            let is_kept = now + MS < place.sent + wait_ms * MS;
-            let journal = &self.shared.journal;
-            match self.is_direct() {
-                // What was told of it may have been lost.
-                false => journal.queued(place.operation, Some(now)),
-                true if is_kept => journal.queued(place.operation, Some(since)),
-                // Its time may have been over. Then this is another one, at the end.
-                true => {}
-            }
-            return;
-        }
-        let place = line.swap_remove(index);
-        match outcome {
-            Outcome::Granted(token) => self.hold(&place.lock, place.ask, token, false),
-            // What is refused changes nothing: the place is still there.
-            Outcome::Error(_) | Outcome::Deadlock(_) => {
-                self.close_ears();
-                let outcome = self.unheard();
-                self.ended(place.operation, outcome);
-            }
-            _ => {}
-        }
-    }
-
-    /// Has the lock, by a reply or by a message that is to be claimed.
-    fn hold(&mut self, lock: &str, ask: Acquire, token: i64, is_told: bool) {
-        let mut section = Section {
-            numbered: true,
-            ..Section::of(lock, ask, token)
-        };
-        let claim_ms = CLAIM_TIMEOUT_MS;
-        let way = match self.faults_over() {
-            true => 19,
-            false if is_told && ask.session && self.rng.random_bool(0.2) => 4,
-            false => self.rng.random_range(0..20),
-        };
-        let claims = match way {
-            // As who does not trust its ears.
-            0..=2 => {
-                let ask = Acquire {
-                    block_ms: None,
-                    hold: Some(1),
-                    claim_ms: None,
-                    ..ask
-                };
-                let outcome = self.acquire(lock, ask);
-                outcome == Outcome::Granted(token) && self.work(&mut section, false)
-            }
-            3 => {
-                self.sleep(claim_ms, claim_ms + 300);
-                self.renew(&section);
-                false
-            }
-            // Nobody claims it.
-            4 if is_told => return self.sleep(claim_ms + 300, claim_ms + 900),
-            5 if is_told => return,
-            6 => return self.close_ears(),
-            19 => false,
-            _ => self.work(&mut section, is_told),
-        };
-        let is_left = claims && !ask.session && self.leave(&section);
-        if !is_left {
-            self.release(lock, None, Extent::All);
         }
     }
 }

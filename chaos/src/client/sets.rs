@@ -25,7 +25,7 @@ use redis::Value;
 use redis_lock_testing::{Wait, reply_text};
 
 use super::Client;
-use super::holdings::{Hold, LAST_WAIT};
+use super::holds::{Hold, LAST_WAIT};
 use crate::clock;
 use crate::fleet::NODES;
 use crate::history::{Breach, History, MS, Outcome, Promise, Request};
@@ -63,7 +63,8 @@ impl Client {
         } else {
             self.sleep(0, 20);
         }
-        let element = self.element();
+        // No other hold has the same.
+        let element = (1_000_000 * self.id + self.owners) as u64;
         let value = format!("{elements} {element}");
         let guard = ["LOCK.GUARD", lock, &token];
         let write = ["SET", &set, value.trim_start()];
@@ -71,7 +72,7 @@ impl Client {
             Workload::Set => write.to_vec(),
             Workload::GuardedSet => [guard, write].concat(),
         };
-        let operation = self.note(lock, Request::Add { element });
+        let operation = self.began(lock, Request::Add { element }, 0).0;
         let outcome = match self.call(&words) {
             Some(Value::Okay) => {
                 let replicas = NODES - 1;
@@ -91,8 +92,8 @@ impl Client {
 
     /// Notes what all sets have in the end.
     pub fn read_back(&mut self) -> Result<(), String> {
-        for lock in self.shared.locks.names().to_vec() {
-            let operation = self.note(&lock, Request::Read);
+        for lock in self.shared.locks.names.clone() {
+            let operation = self.began(&lock, Request::Read, 0).0;
             let deadline = clock::now() + LAST_WAIT;
             let text = loop {
                 match self.elements(&lock) {
@@ -108,14 +109,6 @@ impl Client {
         Ok(())
     }
 
-    /// Notes what it does with data.
-    fn note(&mut self, lock: &str, request: Request) -> usize {
-        let connected = self.connected();
-        let (operation, _) = self.began(lock, request, connected.number);
-        self.connection = Some(connected);
-        operation
-    }
-
     fn elements(&mut self, lock: &str) -> Option<String> {
         match self.call(&["GET", &set_of(lock)])? {
             Value::Nil => Some(String::new()),
@@ -123,13 +116,13 @@ impl Client {
         }
     }
 
-    /// The reply to a command on the present connection, which may hear of places too.
+    /// The reply to a command on the present connection.
     fn call(&mut self, words: &[&str]) -> Option<Value> {
         let mut connected = self.connected();
         let patience_ms = self.shared.protection.response_ms() + ACKNOWLEDGED_MS;
         let deadline = clock::now() + patience_ms * MS;
         connected.connection.send(words).ok()?;
-        let wait = connected.wait_for(1, &mut self.ears, || clock::now() < deadline);
+        let wait = connected.connection.wait(|| clock::now() < deadline);
         let Wait::Replied(reply) = wait else {
             return None;
         };
@@ -146,15 +139,13 @@ pub fn sum_up(workload: Workload, history: &History, breaches: &mut Vec<Breach>)
     if workload == Workload::Set {
         breaches.retain(|one| !is_lost(one));
     }
-    let (mut acknowledged, mut refused, mut unknown) = (0, 0, 0);
-    for one in &history.operations {
-        match (one.request, &one.outcome) {
-            (Request::Add { .. }, Outcome::Done) => acknowledged += 1,
-            (Request::Add { .. }, Outcome::Error(_)) => refused += 1,
-            (Request::Add { .. }, _) => unknown += 1,
-            _ => {}
-        }
-    }
+    let added = history.operations.iter();
+    let added = added.filter(|one| matches!(one.request, Request::Add { .. }));
+    let outcomes: Vec<&Outcome> = added.map(|one| &one.outcome).collect();
+    let count = |counts: fn(&Outcome) -> bool| outcomes.iter().filter(|one| counts(one)).count();
+    let acknowledged = count(|one| *one == Outcome::Done);
+    let refused = count(|one| matches!(one, Outcome::Error(_)));
+    let unknown = outcomes.len() - acknowledged - refused;
     format!(
         "{workload:?}: {acknowledged} additions acknowledged, {refused} refused, \
          {unknown} unknown; {lost} acknowledged ones lost"

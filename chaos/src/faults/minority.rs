@@ -17,21 +17,17 @@
 //!   for a second majority, whatever the client does: so a server that started
 //!   empty *within* the life of a hold would be more than Redlock promises to
 //!   survive, even if no other server is hurt. This is why Redlock asks for a
-//!   delayed restart. Here a killed server stays down until each acquire that
-//!   was under way when it was killed has ended, and so has the hold that came
-//!   of it; or else for longer than the longest lease, as what is believed in
-//!   later rests on commands that a majority of the others confirmed while it
-//!   was down. So no live hold ever rests on a vote that was forgotten, and
+//!   delayed restart. Here a killed server stays down for longer than the longest
+//!   lease. A hold that rests on a vote that it cast is over by then, and what is
+//!   believed in later rests on commands that a majority of the others confirmed
+//!   while it was down. So no live hold ever rests on a vote that was forgotten, and
 //!   the next server may be hurt as soon as it is up.
 //!
 //! The bound of f has to do with progress alone: a majority can always be had.
-//! `--most` lifts it.
 //!
 //! `--restart-at-once` leaves the delay of the restart out. Then a correct Redlock,
 //! too, has to be found at fault, and the campaign shows that it can.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,53 +35,18 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use redis_lock_testing::{Fate, SOON, comes_true};
 
+use crate::client::LEASE_MS_MAX;
 use crate::clock;
 use crate::fleet::{Fleet, SIDES};
-use crate::history::{MS, Nanos};
-use crate::library::LEASE_MS_MAX;
+use crate::history::Nanos;
 
 /// How often to look whether something is due.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 
-/// How long a step may take.
-const STEP: Duration = Duration::from_secs(1);
-
-/// A killed server may start this much later than the longest lease, in any case.
+/// A killed server starts this much later than the longest lease.
 const SLACK_MS: u64 = 100;
 
 const KILLED: &str = "killed and emptied";
-
-/// When each acquire was called that is under way, or whose hold is.
-#[derive(Default)]
-pub struct Open(Mutex<BTreeSet<(Nanos, usize)>>);
-
-impl Open {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Nanos, usize)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// An acquire of this task is about to be called. It and its hold are over when this is
-    /// dropped.
-    pub fn enter(self: &Arc<Self>, task: usize) -> Entered {
-        let entry = (clock::now(), task);
-        self.lock().insert(entry);
-        Entered(Arc::clone(self), entry)
-    }
-
-    /// Whether all that began before this time is over.
-    fn is_over(&self, time: Nanos) -> bool {
-        self.lock().first().is_none_or(|(begun, _)| *begun > time)
-    }
-}
-
-/// An acquire that was called, or its hold.
-pub struct Entered(Arc<Open>, (Nanos, usize));
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.0.lock().remove(&self.1);
-    }
-}
 
 /// What is wrong with a server.
 struct Wound {
@@ -97,12 +58,9 @@ struct Wound {
 
 /// What is wrong with the servers, and what may be.
 pub struct Minority {
-    /// How many servers may be hurt at a time.
-    pub most: usize,
     /// Whether a killed server starts again while holds rest on its votes, which
     /// is not fair.
-    pub restart_at_once: bool,
-    open: Arc<Open>,
+    restart_at_once: bool,
     rng: StdRng,
     wounds: Vec<Wound>,
     next: Instant,
@@ -110,55 +68,42 @@ pub struct Minority {
 
 impl Minority {
     /// Nothing is wrong yet. This is asked of the servers.
-    pub fn new(most: usize, restart_at_once: bool, open: Arc<Open>, rng: StdRng) -> Self {
+    pub fn new(restart_at_once: bool, rng: StdRng) -> Self {
         Self {
-            most,
             restart_at_once,
-            open,
             rng,
             wounds: Vec::new(),
             next: Instant::now(),
         }
     }
 
-    /// Hurts servers until one of them has been healed. Returns what it suffered, if it
-    /// does not take too long.
+    /// Hurts a server or heals one, if it is time. Returns what that one suffered.
     pub fn step(&mut self, fleet: &mut Fleet) -> Result<Option<(&'static str, Nanos)>, String> {
-        let end = Instant::now() + STEP;
-        while Instant::now() < end {
-            if let Some(due) = self.wounds.iter().position(|wound| self.is_due(wound)) {
-                let wound = self.wounds.swap_remove(due);
-                self.pause();
-                heal(fleet, &wound)?;
-                return Ok(Some((wound.kind, wound.since)));
-            }
-            self.hurt_one_more(fleet)?;
-            thread::sleep(LOOK_EVERY);
+        let is_due = |wound: &Wound| Instant::now() >= wound.heals_at;
+        if let Some(due) = self.wounds.iter().position(is_due) {
+            let wound = self.wounds.swap_remove(due);
+            self.pause();
+            heal(fleet, &wound)?;
+            return Ok(Some((wound.kind, wound.since)));
         }
+        let is_sound = |&server: &usize| self.wounds.iter().all(|one| one.server != server);
+        let sound: Vec<usize> = (0..fleet.nodes.len()).filter(is_sound).collect();
+        if Instant::now() >= self.next && sound.len() > fleet.nodes.len() / 2 + 1 {
+            let server = sound[self.rng.random_range(0..sound.len())];
+            let wound = self.hurt(fleet, server)?;
+            self.wounds.push(wound);
+            self.pause();
+        }
+        thread::sleep(LOOK_EVERY);
         Ok(None)
     }
 
     /// Heals all.
     pub fn end(&mut self, fleet: &mut Fleet) -> Result<(), String> {
-        while let Some(wound) = self.wounds.pop() {
-            while !self.is_due(&wound) {
-                thread::sleep(LOOK_EVERY);
-            }
+        for wound in self.wounds.drain(..) {
+            thread::sleep(wound.heals_at.saturating_duration_since(Instant::now()));
             heal(fleet, &wound)?;
         }
-        Ok(())
-    }
-
-    fn hurt_one_more(&mut self, fleet: &mut Fleet) -> Result<(), String> {
-        let is_sound = |&server: &usize| self.wounds.iter().all(|one| one.server != server);
-        let sound: Vec<usize> = (0..fleet.nodes.len()).filter(is_sound).collect();
-        if Instant::now() < self.next || self.wounds.len() >= self.most {
-            return Ok(());
-        }
-        let server = sound[self.rng.random_range(0..sound.len())];
-        let wound = self.hurt(fleet, server)?;
-        self.wounds.push(wound);
-        self.pause();
         Ok(())
     }
 
@@ -173,10 +118,11 @@ impl Minority {
     }
 
     fn hurt(&mut self, fleet: &mut Fleet, server: usize) -> Result<Wound, String> {
-        let mut since = clock::now();
+        let since = clock::now();
         let long = self.rng.random_bool(0.5);
-        let ms = if long { 200..=1500 } else { 10..=200 };
-        let ms = self.rng.random_range(ms);
+        let mut ms = self
+            .rng
+            .random_range(if long { 200..=1500 } else { 10..=200 });
         // Some clients may reach a server that others can't.
         let mut sides = [(); SIDES].map(|()| self.rng.random_bool(0.5));
         sides[self.rng.random_range(0..SIDES)] = true;
@@ -195,7 +141,11 @@ impl Minority {
                 fleet.set(server, [true; SIDES], fate);
                 fleet.nodes[server].server.crash();
                 // A vote may have been cast until now.
-                since = clock::now();
+                ms = if self.restart_at_once {
+                    0
+                } else {
+                    LEASE_MS_MAX + SLACK_MS
+                };
             }
             "stopped" => fleet.nodes[server].server.stop()?,
             _ => fleet.set(server, sides, fate),
@@ -206,17 +156,6 @@ impl Minority {
             since,
             heals_at: Instant::now() + Duration::from_millis(ms),
         })
-    }
-
-    fn is_due(&self, wound: &Wound) -> bool {
-        let is_over = Instant::now() >= wound.heals_at;
-        if wound.kind != KILLED {
-            return is_over;
-        }
-        let late_enough = wound.since + (LEASE_MS_MAX + SLACK_MS) * MS;
-        self.restart_at_once
-            || clock::now() >= late_enough
-            || (is_over && self.open.is_over(wound.since))
     }
 }
 
@@ -234,22 +173,4 @@ fn heal(fleet: &mut Fleet, wound: &Wound) -> Result<(), String> {
     }
     fleet.set(wound.server, [true; SIDES], Fate::Passes);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_may_start_once_all_from_before_is_over() {
-        let open = Arc::new(Open::default());
-        let held = open.enter(1);
-        let killed_at = clock::now();
-        assert!(!open.is_over(killed_at));
-        let later = open.enter(2);
-        drop(held);
-        assert!(open.is_over(killed_at), "the other began later");
-        drop(later);
-        assert!(open.is_over(clock::now()));
-    }
 }

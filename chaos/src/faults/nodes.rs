@@ -24,7 +24,7 @@ use redis_lock_testing::{Fate, comes_true};
 
 use super::Faults;
 use crate::clock;
-use crate::fleet::{DOWN_AFTER_MS, NODES};
+use crate::fleet::{NODES, Node};
 use crate::history::Effect;
 
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,18 +34,22 @@ const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const FSYNCS: [&str; 4] = ["no", "everysec", ALWAYS, ALWAYS];
 const ALWAYS: &str = "always";
 
+/// How a node is hurt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hurt {
+    Killed,
+    Stopped,
+    CutOff,
+    CutOffFromPeers,
+    CutOffFromWitnesses,
+    CutOffFromPrimary,
+}
+
 impl Faults {
     pub(super) fn set_any_fsync(&mut self) -> Result<(), String> {
         self.fsync = FSYNCS.choose(&mut self.rng).unwrap_or(&ALWAYS);
         let mut nodes = 0..self.fleet.nodes.len();
         nodes.try_for_each(|node| self.fleet.configure(node, "appendfsync", self.fsync))
-    }
-
-    pub(super) fn stop_server(&mut self) -> Result<bool, String> {
-        let from = clock::now();
-        self.stop_for(self.primary, 50, 1500)?;
-        self.note_effects("server stop", &[Effect::StopsTheServer], from);
-        Ok(true)
     }
 
     /// The primary crashes and comes back on its data, or without them where
@@ -90,27 +94,25 @@ impl Faults {
         if self.call(&["FAILOVER", "TIMEOUT", "5000"]) != Some(Value::Okay) {
             return Ok(false);
         }
-        let mut promoted = None;
-        let is_over = comes_true(FAILOVER_TIMEOUT, || {
-            let [here, there] = [self.primary, replica].map(|node| {
-                let info = self.fleet.nodes[node].replication();
-                info.unwrap_or_default()
-            });
-            let [was, is] = ["role:slave", "role:master"].map(|role| there.contains(role));
-            let other = if is { "role:slave" } else { "role:master" };
-            let is_over = here.contains("master_failover_state:no-failover");
-            promoted = (is_over && (is || was) && here.contains(other)).then_some(is);
-            promoted.is_some()
-        });
-        if !is_over {
+        let roles = |primary: &str, replica_is: &str| {
+            let here = self.fleet.nodes[self.primary].replication();
+            let there = self.fleet.nodes[replica].replication();
+            let is_over = |info: &String| info.contains("master_failover_state:no-failover");
+            here.is_some_and(|info| is_over(&info) && info.contains(primary))
+                && there.is_some_and(|info| info.contains(replica_is))
+        };
+        let is_promoted = || roles("role:slave", "role:master");
+        let is_given_up = || roles("role:master", "role:slave");
+        if !comes_true(FAILOVER_TIMEOUT, || is_promoted() || is_given_up()) {
             return Err("the fail-over does not end".into());
         }
-        if promoted == Some(true) {
+        let is_promoted = is_promoted();
+        if is_promoted {
             self.admin = None;
             self.fleet.lead_to(replica);
         }
         self.note_effects("fail-over", &[Effect::HoldsCommandsBack], from);
-        Ok(promoted == Some(true))
+        Ok(is_promoted)
     }
 
     /// The primary crashes, and its replica takes over with what it has.
@@ -138,177 +140,95 @@ impl Faults {
         Ok(true)
     }
 
-    /// Notes something that happens to the primary.
-    fn note_primary(&mut self, what: &str) {
-        self.note(format!("node {}, the primary, is {what}", self.primary + 1));
-    }
-
-    /// How messages are lost for a while: for good, or until it is over.
-    fn any_cut(&mut self) -> (Fate, &'static str) {
-        if self.rng.random_bool(0.5) {
-            (Fate::Swallowed, "messages are lost")
+    /// Does this to a node. What does not reach it then is lost, or arrives later.
+    fn hurt(&mut self, node: usize, how: Hurt) -> Result<(), String> {
+        let is_lost = self.rng.random_bool(0.5);
+        let fate = if is_lost {
+            Fate::Swallowed
         } else {
-            (Fate::KeptBack, "messages arrive later")
-        }
-    }
-
-    fn any_replica(&mut self) -> usize {
-        (self.primary + self.rng.random_range(1..NODES)) % NODES
-    }
-
-    fn await_promotion(&mut self) -> Result<(), String> {
-        let new = self.fleet.await_other_than(self.primary)?;
-        self.note(format!("all witnesses name node {}", new + 1));
-        Ok(())
-    }
-
-    fn kill_primary(&mut self) {
-        self.fleet.nodes[self.primary].server.crash();
-        self.note_primary("killed");
-    }
-
-    /// Starts a killed node as what it was at first, without data.
-    fn restart(&mut self, node: usize) -> Result<bool, String> {
-        self.fleet.nodes[node].server.restart()?;
-        self.note(format!("node {} is back, and empty", node + 1));
-        Ok(true)
-    }
-
-    pub(super) fn kill(&mut self) -> Result<bool, String> {
-        self.kill_primary();
-        self.await_promotion()?;
-        self.sleep(0, 500);
-        self.restart(self.primary)
-    }
-
-    pub(super) fn kill_and_restart(&mut self) -> Result<bool, String> {
-        self.kill_primary();
-        self.restart(self.primary)
-    }
-
-    pub(super) fn stop_briefly(&mut self) -> Result<bool, String> {
-        self.stop_for(self.primary, 50, DOWN_AFTER_MS - 100)
-    }
-
-    pub(super) fn stop_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.stop_for(replica, 50, 4 * DOWN_AFTER_MS)
-    }
-
-    fn stop_for(&mut self, node: usize, from_ms: u64, to_ms: u64) -> Result<bool, String> {
-        self.fleet.nodes[node].server.stop()?;
-        self.note(format!("node {} is stopped", node + 1));
-        self.sleep(from_ms, to_ms);
-        self.go_on(node)
-    }
-
-    fn go_on(&mut self, node: usize) -> Result<bool, String> {
-        self.fleet.nodes[node].server.go_on()?;
-        self.note(format!("node {} goes on", node + 1));
-        Ok(true)
-    }
-
-    fn stop_primary(&mut self) -> Result<(), String> {
-        self.fleet.nodes[self.primary].server.stop()?;
-        self.note_primary("stopped");
-        Ok(())
-    }
-
-    pub(super) fn stop(&mut self) -> Result<bool, String> {
-        self.stop_primary()?;
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        self.go_on(self.primary)
-    }
-
-    /// Some clients still reach it, or all.
-    pub(super) fn cut_off_from_peers(&mut self) -> Result<bool, String> {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_from_peers(self.primary, fate);
-        let node = &self.fleet.nodes[self.primary];
-        let whom = match self.rng.random_range(0..2 * node.clients.len()) {
-            side if side < node.clients.len() => {
-                node.clients[side].set(fate);
-                "its peers and some of the clients"
-            }
-            _ => "its peers",
+            Fate::KeptBack
         };
-        self.note_primary(&format!("cut off from {whom}, {how}"));
-        self.await_promotion()?;
-        self.sleep(0, 2000);
-        self.reconnect()
-    }
-
-    pub(super) fn cut_off(&mut self) -> Result<bool, String> {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_from_peers(self.primary, fate);
-        for way in &self.fleet.nodes[self.primary].clients {
-            way.set(fate);
+        let Node {
+            server, clients, ..
+        } = &mut self.fleet.nodes[node];
+        match how {
+            Hurt::Killed => server.crash(),
+            Hurt::Stopped => server.stop()?,
+            Hurt::CutOff => {
+                clients.iter().for_each(|way| way.set(fate));
+                self.fleet.cut_off_from_peers(node, fate);
+            }
+            Hurt::CutOffFromPeers => {
+                // Some clients still reach it, or all.
+                let way = clients.get(self.rng.random_range(0..2 * clients.len()));
+                way.into_iter().for_each(|way| way.set(fate));
+                self.fleet.cut_off_from_peers(node, fate);
+            }
+            Hurt::CutOffFromWitnesses => {
+                self.fleet.cut_off_from_witnesses(node, Fate::Swallowed);
+            }
+            Hurt::CutOffFromPrimary => self.fleet.cut_off_replica(self.primary, node, fate),
         }
-        self.note_primary(&format!("cut off from everybody, {how}"));
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        self.reconnect()
+        Ok(())
     }
 
-    fn reconnect(&mut self) -> Result<bool, String> {
-        self.fleet.reconnect();
-        self.note("all nodes are connected again".to_owned());
+    /// Ends that. A node that was killed starts as what it was at first, without data.
+    fn heal(&mut self, node: usize, how: Hurt) -> Result<bool, String> {
+        let server = &mut self.fleet.nodes[node].server;
+        match how {
+            Hurt::Killed => server.restart()?,
+            Hurt::Stopped => server.go_on()?,
+            _ => self.fleet.reconnect(),
+        }
         Ok(true)
     }
 
-    fn cut_off_replica(&mut self, replica: usize) {
-        let (fate, how) = self.any_cut();
-        self.fleet.cut_off_replica(self.primary, replica, fate);
-        self.note(format!(
-            "node {} hears nothing of the primary, {how}",
-            replica + 1
-        ));
+    pub(super) fn hurt_for(
+        &mut self,
+        node: usize,
+        how: Hurt,
+        from_ms: u64,
+        to_ms: u64,
+    ) -> Result<bool, String> {
+        let from = clock::now();
+        self.hurt(node, how)?;
+        self.sleep(from_ms, to_ms);
+        if how == Hurt::Killed && node != self.primary {
+            // The witnesses may just have promoted it, by themselves.
+            self.fleet.await_other_than(node)?;
+        }
+        self.heal(node, how)?;
+        if how == Hurt::Stopped {
+            self.note_effects("stop", &[Effect::StopsTheServer], from);
+        }
+        Ok(true)
     }
 
-    pub(super) fn delay_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.cut_off_replica(replica);
-        self.sleep(50, 2500);
-        self.reconnect()
+    /// Hurts the primary until another one has taken its place, and so long after that.
+    pub(super) fn replace_primary(&mut self, how: Hurt, most_ms: u64) -> Result<bool, String> {
+        self.hurt(self.primary, how)?;
+        self.fleet.await_other_than(self.primary)?;
+        self.sleep(0, most_ms);
+        self.heal(self.primary, how)
+    }
+
+    pub(super) fn any_replica(&mut self) -> usize {
+        (self.primary + self.rng.random_range(1..NODES)) % NODES
     }
 
     /// The replica that would be promoted first misses what the other one has.
     pub(super) fn promote_late_one(&mut self) -> Result<bool, String> {
-        let (primary, replica) = (self.primary, self.any_replica());
+        let replica = self.any_replica();
         self.fleet.prefer(Some(replica))?;
-        self.cut_off_replica(replica);
+        self.hurt(replica, Hurt::CutOffFromPrimary)?;
         self.sleep(50, 1500);
-        let how = self.rng.random_range(0..3);
-        match how {
-            0 => self.kill_primary(),
-            1 => self.stop_primary()?,
-            _ => {
-                self.fleet.cut_off_from_witnesses(primary, Fate::Swallowed);
-                self.note_primary("cut off from the witnesses");
-            }
-        }
-        self.await_promotion()?;
-        self.sleep(0, 1000);
-        match how {
-            0 => self.restart(primary)?,
-            1 => self.go_on(primary)?,
-            _ => true,
-        };
-        self.reconnect()?;
+        let all = [Hurt::Killed, Hurt::Stopped, Hurt::CutOffFromWitnesses];
+        let how = all[self.rng.random_range(0..all.len())];
+        self.replace_primary(how, 1000)?;
+        self.heal(replica, Hurt::CutOffFromPrimary)?;
         self.fleet.await_well()?;
         self.fleet.prefer(None)?;
         Ok(true)
-    }
-
-    pub(super) fn kill_replica(&mut self) -> Result<bool, String> {
-        let replica = self.any_replica();
-        self.fleet.nodes[replica].server.crash();
-        self.note(format!("node {}, a replica, is killed", replica + 1));
-        self.sleep(0, 3 * DOWN_AFTER_MS);
-        // The witnesses may just have promoted it, by themselves.
-        self.fleet.await_other_than(replica)?;
-        self.restart(replica)
     }
 
     pub(super) fn order_promotion(&mut self) -> Result<bool, String> {
@@ -316,8 +236,7 @@ impl Faults {
         if !self.fleet.order_promotion(replica, how) {
             return Ok(false);
         }
-        self.note("a replica is ordered to be the primary".to_owned());
-        self.await_promotion()?;
+        self.fleet.await_other_than(self.primary)?;
         Ok(true)
     }
 }

@@ -69,19 +69,10 @@ pub(super) fn form(nodes: &[Node], witnesses: &[Node]) -> Result<(), String> {
 
 /// The port of whom this witness says that it is the primary.
 pub(super) fn primary_port(witness: SocketAddr) -> Option<u16> {
-    let Value::Array(ranges) = ask(witness, &["CLUSTER", "SLOTS"])? else {
-        return None;
-    };
-    ranges.into_iter().find_map(|range| match range {
-        Value::Array(range) => match &range[..] {
-            [Value::Int(0), _, Value::Array(primary), ..] => match primary[..] {
-                [_, Value::Int(port), ..] => port.try_into().ok(),
-                _ => None,
-            },
-            _ => None,
-        },
-        _ => None,
-    })
+    let nodes = ask_text(witness, &["CLUSTER", "NODES"])?;
+    // Its id, host, port, and so on, and the slots that it serves.
+    let primary = nodes.lines().find(|line| line.contains(" 0-"))?;
+    primary.split([' ', ':', '@']).nth(2)?.parse().ok()
 }
 
 /// Whether a node serves, and sees that all others are well.

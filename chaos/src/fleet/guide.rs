@@ -28,21 +28,6 @@ pub(super) struct Ways {
 }
 
 impl Guide {
-    /// To one server, by this way.
-    pub fn to(addr: SocketAddr) -> Self {
-        Self {
-            topology: Topology::One,
-            known: Arc::default(),
-            witnesses: Vec::new(),
-            nodes: vec![Ways {
-                server: addr,
-                peers: addr,
-                clients: [addr; SIDES],
-            }],
-        }
-    }
-
-    /// Whether there are witnesses.
     pub fn is_watched(&self) -> bool {
         self.topology.is_watched()
     }

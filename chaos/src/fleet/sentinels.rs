@@ -1,10 +1,11 @@
 //! Three sentinels as witnesses.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use redis::Value;
-use redis_lock_testing::{Server, reply_text, sentinel};
+use redis::{Value, from_redis_value};
+use redis_lock_testing::{Server, sentinel};
 
 use super::{DOWN_AFTER_MS, NODES, ask};
 
@@ -29,62 +30,46 @@ pub(super) fn start(binary: &Path, primary: SocketAddr) -> Result<Vec<Server>, S
     let sentinels = sentinel::watch(binary, primary, SOURCE);
     for sentinel in &sentinels {
         let mut connection = sentinel.connect()?;
-        let settings = [
-            ("down-after-milliseconds", DOWN_AFTER_MS),
-            ("failover-timeout", FAILOVER_TIMEOUT_MS),
-        ];
-        for (name, ms) in settings {
-            let set = ["SENTINEL", "SET", "locks", name, &ms.to_string()];
-            connection.call_ok(&set)?;
-        }
         for (name, ms) in EAGER {
             connection.call_ok(&["SENTINEL", "DEBUG", name, &ms.to_string()])?;
         }
     }
+    set(&sentinels, "down-after-milliseconds", DOWN_AFTER_MS)?;
+    set(&sentinels, "failover-timeout", FAILOVER_TIMEOUT_MS)?;
     Ok(sentinels.into())
 }
 
-/// Has them take nobody for dead, however slow the machine is.
-pub(super) fn stay_calm(sentinels: &[Server]) -> Result<(), String> {
+pub(super) fn set(sentinels: &[Server], name: &str, ms: u64) -> Result<(), String> {
     for sentinel in sentinels {
-        let set = ["SENTINEL", "SET", "locks", "down-after-milliseconds"];
-        let never_ms = "600000";
-        let words = [&set[..], &[never_ms]].concat();
-        sentinel.connect()?.call_ok(&words)?;
+        let set = ["SENTINEL", "SET", "locks", name, &ms.to_string()];
+        sentinel.connect()?.call_ok(&set)?;
     }
     Ok(())
 }
 
-/// What a sentinel knows of each replica: names, each with its value.
-fn replicas(sentinel: &Server) -> Vec<Vec<String>> {
+/// What a sentinel knows of each replica.
+fn replicas(sentinel: &Server) -> Vec<HashMap<String, String>> {
     let replicas = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
-    let parts = |value| match value {
-        Some(Value::Array(parts)) => parts,
-        _ => Vec::new(),
-    };
-    let fields = |replica| parts(Some(replica)).into_iter().filter_map(reply_text);
-    let replicas = parts(replicas).into_iter();
-    replicas.map(|replica| fields(replica).collect()).collect()
+    let replicas = replicas.and_then(|replicas| from_redis_value(replicas).ok());
+    replicas.unwrap_or_default()
 }
 
-fn has(fields: &[String], name: &str, value: &str) -> bool {
-    let mut pairs = fields.windows(2);
-    pairs.any(|two| two[0] == name && two[1] == value)
+fn has(replica: &HashMap<String, String>, name: &str, value: &str) -> bool {
+    replica.get(name).is_some_and(|known| known == value)
 }
 
 /// Whether it sees all replicas, and that they are well.
 pub(super) fn sees_all(sentinel: &Server) -> bool {
     let replicas = replicas(sentinel);
-    let is_well = |fields: &Vec<String>| {
-        has(fields, "flags", "slave") && has(fields, "master-link-status", "ok")
-    };
+    let is_well =
+        |replica| has(replica, "flags", "slave") && has(replica, "master-link-status", "ok");
     replicas.len() == NODES - 1 && replicas.iter().all(is_well)
 }
 
 /// Whether it would promote the replica of this port first.
 pub(super) fn prefers(sentinel: &Server, port: &str) -> bool {
     let mut replicas = replicas(sentinel).into_iter();
-    replicas.any(|fields| has(&fields, "port", port) && has(&fields, "slave-priority", "1"))
+    replicas.any(|one| has(&one, "port", port) && has(&one, "slave-priority", "1"))
 }
 
 /// Orders it to promote a replica. Returns whether it will.

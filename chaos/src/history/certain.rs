@@ -1,7 +1,7 @@
 //! The times during which an owner held a lock for certain.
 
-use super::times::GrantTimes;
-use super::{Effect, Interference, MS, Nanos, Operation, Outcome, Request};
+use super::lock::{GrantTimes, Interferences, Tenancy};
+use super::{Effect, MS, Nanos, Operation, Outcome, Request};
 
 /// A session outlives a stop of the server that is shorter than this.
 const HARMLESS_STOP: Nanos = 100 * MS;
@@ -27,16 +27,14 @@ impl CertainHold<'_> {
     }
 }
 
-/// The holds of one owner. `operations` are sorted by the time of sending.
+/// The holds of one owner.
 pub(super) fn holds<'o>(
-    operations: &[&'o Operation],
-    interferences: &[&Interference],
+    tenancy: &Tenancy<'o>,
+    interferences: &Interferences<'_>,
     times: &GrantTimes,
     tolerance: Nanos,
 ) -> Vec<CertainHold<'o>> {
-    let all_known = !operations
-        .iter()
-        .any(|operation| operation.acquires() && operation.unknown());
+    let (operations, all_known) = (&tenancy.operations[..], tenancy.all_known());
     let mut holds: Vec<CertainHold<'o>> = Vec::new();
     for (index, &shown_by) in operations.iter().enumerate() {
         let (Some(answered), Some(lease_ms)) = (shown_by.answered, lease_shown(shown_by)) else {
@@ -98,7 +96,7 @@ pub(super) fn holds<'o>(
                 _ => {}
             }
         }
-        for one in interferences {
+        for one in &interferences.0 {
             let ends = match one.effect {
                 Effect::EndsHolds | Effect::ChangesLeases => true,
                 // The server can't keep up a lease then.
@@ -139,11 +137,10 @@ fn lease_shown(operation: &Operation) -> Option<u64> {
 /// How many may hold the lock with the owner, at most. Only the requests that
 /// may have made the hold count: a re-entry changes nothing.
 fn limit(operations: &[&Operation], token: Option<i64>) -> usize {
-    let told = |one: &&&Operation| one.token() == token;
+    let told = |one: &&&Operation| token.is_some() && one.token() == token;
     let first_told = operations
         .iter()
         .find(told)
-        .filter(|_| token.is_some())
         .and_then(|first| first.answered);
     let may_have_made_it = |one: &&&Operation| match first_told {
         Some(told) => one.sent <= told && (one.unknown() || one.token() == token),
@@ -161,21 +158,15 @@ fn bindings<'o>(
     shown_by: &Operation,
     all_known: bool,
 ) -> Vec<&'o Operation> {
-    let moves_the_binding = all_known && shown_by.in_session();
     let over = |binding: &Operation| {
-        let closed = |one: &&&Operation| {
-            one.request == Request::Close
-                && one.outcome == Outcome::Done
-                && one.shares_connection_with(binding)
-                && one.over_by(shown_by.sent)
+        let ends = |one: &&Operation| {
+            let closes = one.request == Request::Close && one.shares_connection_with(binding);
+            let gives_back = one.shows_no_hold() && binding.over_by(one.sent);
+            one.over_by(shown_by.sent) && (closes || gives_back)
         };
-        let given_back = |one: &&&Operation| {
-            one.shows_no_hold() && one.over_by(shown_by.sent) && binding.over_by(one.sent)
-        };
-        let moved = moves_the_binding && binding.over_by(shown_by.sent);
-        moved
-            || operations.iter().any(|one| closed(&one))
-            || operations.iter().any(|one| given_back(&one))
+        // Another request of a session moves the binding to its connection.
+        let moved = all_known && shown_by.in_session() && binding.over_by(shown_by.sent);
+        moved || operations.iter().any(ends)
     };
     operations
         .iter()
@@ -189,14 +180,9 @@ fn bindings<'o>(
 /// Until when the connection of a grant certainly lived: it has answered
 /// something that was sent at this time.
 fn last_known_alive(operations: &[&Operation], grant: &Operation) -> Nanos {
-    operations
-        .iter()
-        .filter(|other| {
-            other.shares_connection_with(grant)
-                && !other.unknown()
-                && other.request != Request::Close
-        })
-        .map(|other| other.sent)
-        .max()
-        .unwrap_or(grant.sent)
+    let answered = operations.iter().filter(|other| {
+        let closes = other.request == Request::Close;
+        other.shares_connection_with(grant) && !other.unknown() && !closes
+    });
+    answered.map(|other| other.sent).max().unwrap_or(grant.sent)
 }

@@ -1,12 +1,9 @@
 //! Owners that wait for each other.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
-use super::certain::CertainHold;
-use super::waits::certain_wait;
-use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Tenancies};
+use super::lock::{Locks, Span, Spans};
+use super::{Breaches, Effect, History, MS, Nanos, Operation, Outcome, Promise};
 
 /// How long a certain cycle of waits may last.
 const CYCLE_MARGIN: Nanos = 50 * MS;
@@ -42,21 +39,13 @@ impl Link {
 }
 
 /// A refusal names a cycle, and one that may have been.
-pub(super) fn check_refusals(
-    history: &History,
-    tenancies: &Tenancies<'_>,
-    breaches: &mut Vec<Breach>,
-) {
+pub(super) fn check_refusals(history: &History, locks: &Locks<'_>, breaches: &mut Breaches) {
     for refused in &history.operations {
         let Outcome::Deadlock(links) = &refused.outcome else {
             continue;
         };
         if !closes(links, refused) {
-            breaches.push(Breach::new(
-                Promise::Deadlock,
-                "a refusal names no cycle",
-                [refused],
-            ));
+            breaches.add(Promise::Deadlock, "a refusal names no cycle", [refused]);
         }
         // Strangers that a harmed lock may name are unknown here.
         let strangers = history.interferences.iter().any(|one| {
@@ -69,13 +58,10 @@ pub(super) fn check_refusals(
         }
         for (index, link) in links.iter().enumerate() {
             // The first link is the wait that was refused.
-            let waits = index == 0 || may_wait(tenancies, &link.lock, &link.waiter, refused);
-            if !waits || !may_hold(tenancies, link, refused) {
-                breaches.push(Breach::new(
-                    Promise::Deadlock,
-                    &format!("a refusal names a wait that was none: {link:?}"),
-                    [refused],
-                ));
+            let waits = index == 0 || may_wait(locks, link, refused);
+            if !waits || !may_hold(locks, link, refused) {
+                let what = format!("a refusal names a wait that was none: {link:?}");
+                breaches.add(Promise::Deadlock, &what, [refused]);
             }
         }
     }
@@ -94,8 +80,9 @@ fn closes(links: &[Link], refused: &Operation) -> bool {
 }
 
 /// Whether the owner may have waited for the lock when the other was refused.
-fn may_wait(tenancies: &Tenancies<'_>, lock: &str, owner: &str, refused: &Operation) -> bool {
-    let tenancy = tenancies.get(&(lock, owner));
+fn may_wait(locks: &Locks<'_>, link: &Link, refused: &Operation) -> bool {
+    let lock = locks.get(link.lock.as_str());
+    let tenancy = lock.and_then(|lock| lock.tenancies.get(link.waiter.as_str()));
     tenancy.is_some_and(|tenancy| {
         tenancy.operations.iter().any(|one| {
             let blocks = one.asked().is_some_and(|asked| asked.block_ms.is_some());
@@ -113,8 +100,11 @@ fn ended_before(one: &Operation, refused: &Operation) -> bool {
 }
 
 /// Whether the blocker may have held the lock when the other was refused.
-fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool {
-    let Some(tenancy) = tenancies.get(&(link.lock.as_str(), link.blocker.as_str())) else {
+fn may_hold(locks: &Locks<'_>, link: &Link, refused: &Operation) -> bool {
+    let lock = locks.get(link.lock.as_str());
+    let blocker = link.blocker.as_str();
+    let Some((lock, tenancy)) = lock.and_then(|lock| Some((lock, lock.tenancies.get(blocker)?)))
+    else {
         return false;
     };
     // The last that may have given it the lock.
@@ -125,26 +115,22 @@ fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool
     }) else {
         return false;
     };
-    let over = !tenancy
-        .operations
-        .iter()
-        .any(|one| one.acquires() && one.unknown())
-        && tenancy.operations.iter().any(|one| {
-            one.shows_no_hold()
-                && last.answered.is_some_and(|answered| one.sent > answered)
-                && ended_before(one, refused)
-        });
+    let shows_end = |one: &&Operation| {
+        let is_later = last.answered.is_some_and(|answered| one.sent > answered);
+        one.shows_no_hold() && is_later && ended_before(one, refused)
+    };
+    let over = tenancy.all_known() && tenancy.operations.iter().any(shows_end);
     let limit = last.limit().unwrap_or(1);
-    let excluded = tenancies.iter().any(|(&(lock, owner), other)| {
-        lock == link.lock
-            && owner != link.blocker
-            && other.certain.iter().any(|hold| {
-                (limit == 1 || hold.limit == 1)
-                    && hold.start <= refused.sent
-                    && refused
-                        .answered
-                        .is_some_and(|answered| answered <= hold.end)
-            })
+    let others = lock
+        .tenancies
+        .iter()
+        .filter(|&(&owner, _)| owner != blocker);
+    let mut certain = others.flat_map(|(_, other)| &other.certain);
+    let excluded = certain.any(|hold| {
+        let is_all_along = refused
+            .answered
+            .is_some_and(|answered| answered <= hold.end);
+        (limit == 1 || hold.limit == 1) && hold.start <= refused.sent && is_all_along
     });
     !over && !excluded
 }
@@ -158,22 +144,15 @@ struct CertainWait<'o> {
 }
 
 /// No owners certainly wait for each other for long.
-pub(super) fn check_waits(
-    history: &History,
-    tenancies: &Tenancies<'_>,
-    breaches: &mut Vec<Breach>,
-) {
-    let waits = certain_waits(history, tenancies);
+pub(super) fn check_waits(locks: &Locks<'_>, breaches: &mut Breaches) {
+    let waits = certain_waits(locks);
     for (index, first) in waits.iter().enumerate() {
         let mut way = vec![first];
         // Each cycle is looked for from its first wait alone.
         if find_cycle(&waits[index..], &mut way, first.start, first.end) {
             let shown = way.iter().flat_map(|wait| [wait.holder, wait.waiter]);
-            breaches.push(Breach::new(
-                Promise::Deadlock,
-                "owners waited for each other, and none was refused",
-                shown,
-            ));
+            let what = "owners waited for each other, and none was refused";
+            breaches.add(Promise::Deadlock, what, shown);
         }
     }
 }
@@ -206,27 +185,25 @@ fn find_cycle<'w, 'o>(
     false
 }
 
-fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
-    let holds = holds_by_lock(tenancies);
+fn certain_waits<'o>(locks: &Locks<'o>) -> Vec<CertainWait<'o>> {
     let mut waits = Vec::new();
-    for (&(lock, owner), tenancy) in tenancies {
-        let Some(Holds { sorted, longest }) = holds.get(lock) else {
-            continue;
-        };
-        for &waiter in &tenancy.operations {
-            let Some((start, end)) = certain_wait(history, waiter) else {
+    for lock in locks.values() {
+        let certain = lock.tenancies.values().flat_map(|tenancy| &tenancy.certain);
+        let holds = Spans::new(certain.map(|hold| Span {
+            start: hold.start,
+            end: hold.end,
+            by: hold,
+        }));
+        for waiter in lock.operations() {
+            let Some((start, end)) = lock.certain_wait(waiter) else {
                 continue;
             };
-            let first =
-                sorted.partition_point(|(_, hold)| hold.start.saturating_add(*longest) < start);
-            let during = sorted[first..]
-                .iter()
-                .take_while(|(_, hold)| hold.start < end)
-                .filter(|&&(holder, _)| holder != owner);
-            for (_, hold) in during {
-                let exclusive = hold.limit == 1 || waiter.limit() == Some(1);
+            for hold in holds.overlapping(start, end) {
                 let (start, end) = (start.max(hold.start), end.min(hold.end));
-                if exclusive && start + CYCLE_MARGIN < end {
+                let hold = hold.by;
+                let excludes = hold.limit == 1 || waiter.limit() == Some(1);
+                let is_another = hold.shown_by.owner != waiter.owner;
+                if excludes && is_another && start + CYCLE_MARGIN < end {
                     waits.push(CertainWait {
                         waiter,
                         holder: hold.shown_by,
@@ -238,26 +215,4 @@ fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<Certai
         }
     }
     waits
-}
-
-/// The certain holds of a lock with their owners, by the time of their start.
-#[derive(Default)]
-struct Holds<'t, 'o> {
-    sorted: Vec<(&'o str, &'t CertainHold<'o>)>,
-    longest: Nanos,
-}
-
-fn holds_by_lock<'t, 'o>(tenancies: &'t Tenancies<'o>) -> HashMap<&'o str, Holds<'t, 'o>> {
-    let mut by_lock: HashMap<&str, Holds<'_, '_>> = HashMap::new();
-    for (&(lock, owner), tenancy) in tenancies {
-        let holds = by_lock.entry(lock).or_default();
-        for hold in &tenancy.certain {
-            holds.sorted.push((owner, hold));
-            holds.longest = holds.longest.max(hold.end.saturating_sub(hold.start));
-        }
-    }
-    for holds in by_lock.values_mut() {
-        holds.sorted.sort_by_key(|(_, hold)| hold.start);
-    }
-    by_lock
 }

@@ -1,22 +1,14 @@
 //! A hold that was told is kept, and nobody is told of one that can't be.
 
+use super::lock::{GrantTimes, Interferences, Lock, Tenancy};
 use super::possible::may_hold_during;
-use super::times::GrantTimes;
-use super::{
-    Breach, CertainHold, Effect, History, Operation, Outcome, Promise, Request, Tenancies, Tenancy,
-};
+use super::{Breaches, CertainHold, Effect, Operation, Outcome, Promise, Request};
 
-pub(super) fn check(
-    history: &History,
-    tenancies: &Tenancies<'_>,
-    times: &GrantTimes,
-    breaches: &mut Vec<Breach>,
-) {
-    for tenancy in tenancies.values() {
+pub(super) fn check(lock: &Lock<'_>, times: &GrantTimes, breaches: &mut Breaches) {
+    for tenancy in lock.tenancies.values() {
         for operation in &tenancy.operations {
             let mut breach = |what, shown: &[&Operation]| {
-                let shown = shown.iter().copied();
-                breaches.push(Breach::new(Promise::Possession, what, shown));
+                breaches.add(Promise::Possession, what, shown.iter().copied());
             };
             let looser = |other: &&Operation| other.limit() > operation.limit();
             if operation.outcome == Outcome::Error("UPGRADE".into())
@@ -29,7 +21,7 @@ pub(super) fn check(
                 let what = "a place was granted whose connection had ended with its session";
                 breach(what, &[closed, operation]);
             }
-            if denies(history, tenancy, operation)
+            if denies(&lock.interferences, tenancy, operation)
                 && let Some(hold) = covering(tenancy, operation, |hold| {
                     operation.fence().is_none() || operation.fence() == hold.token
                 })
@@ -71,27 +63,22 @@ fn closed_before_grant<'o>(
     told: &Operation,
     times: &GrantTimes,
 ) -> Option<&'o Operation> {
-    let token = told
-        .token()
-        .filter(|_| told.is_told() && told.in_session())?;
+    let is_bound = told.is_told() && told.in_session() && tenancy.all_known();
+    let token = told.token().filter(|_| is_bound)?;
     let granted = times.not_before(token);
     let mut operations = tenancy.operations.iter().copied();
-    if operations
-        .clone()
-        .any(|one| one.acquires() && one.unknown())
-    {
-        return None;
-    }
     operations.find(|one| {
         one.request == Request::Close && one.shares_connection_with(told) && one.over_by(granted)
     })
 }
 
 /// Whether the answer says that the owner does not hold the lock, or not that often.
-fn denies(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
+fn denies(interferences: &Interferences<'_>, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
     match &operation.outcome {
         Outcome::NotHeld | Outcome::NotAvailable => true,
-        Outcome::Error(code) => code == "HOLDCOUNT" && count_known(history, tenancy, operation),
+        Outcome::Error(code) => {
+            code == "HOLDCOUNT" && count_known(interferences, tenancy, operation)
+        }
         _ => false,
     }
 }
@@ -108,13 +95,14 @@ fn confirms(operation: &Operation) -> bool {
 
 /// Whether the owner must have counted its holds right: no outcome is unknown,
 /// and nothing took a hold away without a word.
-fn count_known(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
-    let begun = tenancy.operations.first().map(|first| first.sent);
-    let harmed = history.interferences.iter().any(|one| {
-        matches!(one.effect, Effect::EndsHolds | Effect::ChangesLeases)
-            && one.concerns(&operation.lock)
-            && Some(one.until) >= begun
-            && Some(one.from) <= operation.answered
-    });
-    !harmed && !tenancy.operations.iter().any(|one| one.unknown())
+fn count_known(
+    interferences: &Interferences<'_>,
+    tenancy: &Tenancy<'_>,
+    operation: &Operation,
+) -> bool {
+    let effects = [Effect::EndsHolds, Effect::ChangesLeases];
+    let begun = tenancy.operations.first().map_or(0, |first| first.sent);
+    let answered = operation.answered.unwrap_or(0);
+    let mut harmed = interferences.during(&effects, begun, answered);
+    harmed.next().is_none() && !tenancy.operations.iter().any(|one| one.unknown())
 }

@@ -1,11 +1,7 @@
 //! The times during which an owner may have held a lock.
 
-use std::collections::HashMap;
-
-use super::{
-    Acquire, Effect, History, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request,
-    Tenancies,
-};
+use super::lock::{Interferences, Lock};
+use super::{Acquire, Effect, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request};
 
 /// How long after the end of its connection a request may come into force where
 /// nothing holds the server up.
@@ -22,7 +18,7 @@ pub(super) struct PossibleHold<'o> {
 /// The holds of one owner. `operations` are sorted by the time of sending.
 pub(super) fn holds<'o>(
     operations: &[&'o Operation],
-    interferences: &[&Interference],
+    interferences: &Interferences<'_>,
     tolerance: Nanos,
 ) -> Vec<PossibleHold<'o>> {
     let slack = tolerance + ROUNDING;
@@ -35,7 +31,7 @@ pub(super) fn holds<'o>(
             end,
         };
         // A strange `PERSIST`, `PEXPIRE` or `RESTORE` may lengthen a lease.
-        for one in interferences {
+        for one in &interferences.0 {
             let lengthens = matches!(one.effect, Effect::ChangesLeases | Effect::BringsBack);
             if lengthens && one.overlaps(hold.start, hold.end) {
                 hold.end = hold.end.max(one.blocks_until());
@@ -74,55 +70,27 @@ pub(super) fn may_hold_during(holds: &[PossibleHold<'_>], operation: &Operation)
 
 /// A lock that several can't hold together is over for its holder when another
 /// is granted it.
-pub(super) fn shorten_by_later_grants(history: &History, tenancies: &mut Tenancies<'_>) {
-    struct Grant<'o> {
-        owner: &'o str,
-        token: i64,
-        limit: usize,
-        sent: Nanos,
-        answered: Nanos,
-    }
-    let mut grants: HashMap<&str, Vec<Grant<'_>>> = HashMap::new();
-    for (&(lock, owner), tenancy) in &*tenancies {
-        for one in &tenancy.operations {
-            if let (Some(token), Some(limit), Some(answered)) =
-                (one.token(), one.limit(), one.answered)
-            {
-                grants.entry(lock).or_default().push(Grant {
-                    owner,
-                    token,
-                    limit,
-                    sent: one.sent,
-                    answered,
-                });
-            }
-        }
-    }
-    for of_lock in grants.values_mut() {
-        of_lock.sort_by_key(|grant| grant.token);
-    }
-    for (&(lock, owner), tenancy) in tenancies {
-        let Some(of_lock) = grants.get(lock) else {
-            continue;
-        };
-        let lease_max = (lease_max(&tenancy.operations)) * MS + ROUNDING;
-        let mut interferences = None;
+pub(super) fn shorten_by_later_grants(lock: &mut Lock<'_>) {
+    let granted = lock.operations().filter(|one| one.acquires());
+    let mut grants: Vec<&Operation> = granted.filter(|one| one.token().is_some()).collect();
+    grants.sort_by_key(|grant| grant.token());
+    for (&owner, tenancy) in &mut lock.tenancies {
+        let lease_max = lease_max(&tenancy.operations) * MS + ROUNDING;
         for hold in &mut tenancy.possible {
-            let (Some(token), Some(limit)) = (hold.by.token(), hold.by.limit()) else {
+            let (token, limit) = (hold.by.token(), hold.by.limit());
+            if token.is_none() || limit.is_none() {
                 continue;
-            };
-            let later = of_lock.partition_point(|grant| grant.token <= token);
-            let next = of_lock[later..]
-                .iter()
-                .find(|grant| grant.owner != owner && (limit == 1 || grant.limit == 1));
+            }
+            let later = grants.partition_point(|grant| grant.token() <= token);
+            let mut later = grants[later..].iter();
+            let next = later.find(|grant| {
+                grant.owner != owner && (limit == Some(1) || grant.limit() == Some(1))
+            });
             if let Some(next) = next
-                && next.answered < hold.end
+                && let Some(answered) = next.answered
+                && answered < hold.end
             {
-                let interferences = interferences.get_or_insert_with(|| {
-                    let all = history.interferences.iter();
-                    all.filter(|one| one.concerns(lock)).collect::<Vec<_>>()
-                });
-                hold.shorten(next.answered, next.sent, interferences, lease_max);
+                hold.shorten(answered, next.sent, &lock.interferences, lease_max);
             }
         }
     }
@@ -133,7 +101,7 @@ impl PossibleHold<'_> {
     fn end_where_known(
         &mut self,
         operations: &[&Operation],
-        interferences: &[&Interference],
+        interferences: &Interferences<'_>,
         slack: Nanos,
         lease_max: Nanos,
     ) {
@@ -158,14 +126,12 @@ impl PossibleHold<'_> {
         &mut self,
         end: Nanos,
         since: Nanos,
-        interferences: &[&Interference],
+        interferences: &Interferences<'_>,
         lease_max: Nanos,
     ) {
-        let brought_back = interferences
-            .iter()
-            .filter(|one| one.effect == Effect::BringsBack && one.overlaps(since, self.end))
-            .map(|one| one.until.saturating_add(lease_max))
-            .max();
+        let brought_back = interferences.during(&[Effect::BringsBack], since, self.end);
+        let ends = brought_back.map(|one| one.until.saturating_add(lease_max));
+        let brought_back = ends.max();
         // A session that finds its hold again keeps it.
         if brought_back.is_none() || !self.by.in_session() {
             self.end = self.end.min(end.max(brought_back.unwrap_or(0)));
@@ -196,7 +162,7 @@ fn lease_max(operations: &[&Operation]) -> u64 {
 }
 
 /// When the lease of a hold that this took or renewed is over at the latest.
-fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> Nanos {
+fn lease_end(by: &Operation, interferences: &Interferences<'_>, slack: Nanos) -> Nanos {
     let Some(answered) = by.answered else {
         return Nanos::MAX;
     };
@@ -219,14 +185,10 @@ fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> N
 }
 
 /// When what came to the server by this time is done at the latest.
-fn in_force_by(time: Nanos, interferences: &[&Interference]) -> Nanos {
-    let stops = |one: &&&Interference| {
-        matches!(
-            one.effect,
-            Effect::HoldsCommandsBack | Effect::StopsTheServer
-        )
-    };
-    let mut stops: Vec<&&Interference> = interferences.iter().filter(stops).collect();
+fn in_force_by(time: Nanos, interferences: &Interferences<'_>) -> Nanos {
+    let effects = [Effect::HoldsCommandsBack, Effect::StopsTheServer];
+    let stops = interferences.during(&effects, time, Nanos::MAX);
+    let mut stops: Vec<&Interference> = stops.collect();
     stops.sort_by_key(|one| one.from);
     let mut latest = time + LATE_MAX;
     for stop in stops {
@@ -241,7 +203,7 @@ fn in_force_by(time: Nanos, interferences: &[&Interference]) -> Nanos {
 /// latest.
 fn session_end(
     operations: &[&Operation],
-    interferences: &[&Interference],
+    interferences: &Interferences<'_>,
     grant: &Operation,
     lease_max: Nanos,
 ) -> Nanos {
@@ -254,8 +216,8 @@ fn session_end(
             Outcome::Done if one.request == Request::Close => Some(answered),
             Outcome::Lost => Some(in_force_by(answered, interferences)),
             Outcome::GivenUp => interferences
-                .iter()
-                .filter(|end| end.effect == Effect::EndsStalls && end.from >= answered)
+                .during(&[Effect::EndsStalls], answered, Nanos::MAX)
+                .filter(|end| end.from >= answered)
                 .map(|end| in_force_by(end.until, interferences))
                 .min(),
             _ => None,
@@ -265,11 +227,9 @@ fn session_end(
         return Nanos::MAX;
     };
     // A server that took over meanwhile knows of no session.
-    let disturbed = interferences.iter().any(|one| {
-        let disturbs = matches!(one.effect, Effect::HoldsCommandsBack | Effect::BringsBack);
-        disturbs && one.overlaps(grant.sent, closed + lease_max)
-    });
-    if disturbed || grant.unknown() {
+    let effects = [Effect::HoldsCommandsBack, Effect::BringsBack];
+    let mut disturbed = interferences.during(&effects, grant.sent, closed + lease_max);
+    if disturbed.next().is_some() || grant.unknown() {
         closed + lease_max
     } else {
         closed

@@ -1,24 +1,21 @@
 //! What was added to a set is there when it is read later.
 
-use super::{Breach, History, Outcome, Promise, Request};
+use super::lock::Lock;
+use super::{Breaches, Outcome, Promise, Request};
 
-pub(super) fn check(history: &History, breaches: &mut Vec<Breach>) {
-    for read in &history.operations {
+pub(super) fn check(lock: &Lock<'_>, breaches: &mut Breaches) {
+    for read in lock.operations() {
         let Outcome::Elements(elements) = &read.outcome else {
             continue;
         };
-        for added in history
-            .operations
-            .iter()
-            .filter(|one| one.lock == read.lock)
-        {
+        for added in lock.operations() {
             if let Request::Add { element } = added.request
                 && added.over_by(read.sent)
                 && added.outcome == Outcome::Done
                 && !elements.contains(&element)
             {
                 let what = "an acknowledged addition was lost";
-                breaches.push(Breach::new(Promise::Updates, what, [added]));
+                breaches.add(Promise::Updates, what, [added]);
             }
         }
     }

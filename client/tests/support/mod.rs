@@ -137,7 +137,7 @@ pub fn granted(waiting: Waiting) -> impl Future<Output = LockGuard> {
 #[track_caller]
 pub fn waiters(server: &TestServer, count: i64) -> impl Future<Output = ()> {
     eventually(&format!("{count} wait"), move || {
-        server.client().try_info("lock_waiters") == Some(count)
+        server.connect().unwrap().info("lock_waiters").ok() == Some(count)
     })
 }
 

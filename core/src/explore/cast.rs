@@ -82,6 +82,11 @@ impl<S> Cast<S> {
         self.keys[key].as_ref()
     }
 
+    pub(super) fn number(&self, key: KeyRef<'_>) -> usize {
+        let at = self.keys.iter().position(|one| one.as_ref() == key);
+        at.expect("a key of the cast")
+    }
+
     /// What a trace calls this connection: its owner, and which of its connections.
     pub(super) fn client_name(&self, at: usize) -> String {
         let owner = self.owner_of[at];

@@ -1,43 +1,29 @@
 //! Clients that hear of their grants, leave, or are lost.
 
-use super::search::World as _;
-use super::world::{Doing, World};
+use super::search::{Checked, World as _};
+use super::world::{Doing, Grant, World};
+use crate::error::LockError;
 use crate::request::ClientId;
-use crate::table::WaitEnd;
+use crate::table::{WORK_A_WAKE, WaitEnd};
 
 impl World {
     pub(super) fn leave(&mut self, at: usize, leave: WaitEnd) {
-        let (Doing::Waiting { id, .. } | Doing::Withheld { id, .. }) = self.connections[at].doing
-        else {
+        let Some(id) = self.connections[at].doing.waiter() else {
             return;
         };
-        self.say(|w| {
-            let how = match leave {
-                WaitEnd::TimeUp => "waits no more: its time is up",
-                WaitEnd::Gone => "is sent away",
-            };
-            format!("{} {how}", w.cast.client_name(at))
-        });
+        self.say(|w| format!("{} waits no more: {leave:?}", w.cast.client_name(at)));
         let told = self.table.waiter_left(id, leave, self.now_ms);
-        let is_withheld = matches!(self.connections[at].doing, Doing::Withheld { .. });
-        assert_eq!(
-            told.is_some(),
-            is_withheld,
-            "only what is withheld is given up"
-        );
+        let is_withheld = matches!(self.connections[at].doing, Doing::Withheld(..));
+        assert!(told.is_some() == is_withheld, "only that is given up");
         self.connections[at].doing = Doing::Nothing;
     }
 
     pub(super) fn hear(&mut self, at: usize) {
-        let Doing::ToHear {
-            key,
-            token,
-            ask,
-            was_held,
-        } = self.connections[at].doing
-        else {
+        let Doing::ToHear(grant) = self.connections[at].doing else {
             return;
         };
+        let (key, token) = (grant.key, grant.token);
+        let ask = grant.ask.expect("a renewal is told at once");
         self.say(|w| format!("{} hears of its grant", w.cast.client_name(at)));
         let client = self.client(at);
         self.table.client_told(client, true);
@@ -46,33 +32,39 @@ impl World {
         let has_moved = self.scope().moves();
         let known = &mut self.known[key][owner];
         // A renewal may have been told meanwhile.
-        let was_held = was_held || !has_moved && known.told == Some(token);
+        let was_held = grant.was_held || !has_moved && known.told == Some(token);
         if is_stored {
             known.tell(token, ask);
         }
-        match ask.session {
-            // Who is told of a session that is over already has its connection closed.
-            true => known.tie(client, token, was_held),
-            false => known.told_by(client, token),
-        }
+        // Who is told of a session that is over already has its connection closed.
+        known.bind(client, ask, token, was_held);
         self.connections[at].doing = Doing::Nothing;
     }
 
     pub(super) fn miss(&mut self, at: usize) {
-        if let Doing::ToHear { .. } = self.connections[at].doing {
-            self.say(|w| {
-                let client = w.cast.client_name(at);
-                format!("{client} is sent away before it hears of its grant")
-            });
+        if let Doing::ToHear(_) = self.connections[at].doing {
+            self.say(|w| format!("{} does not hear of its grant", w.cast.client_name(at)));
             self.lose_grant(at);
             self.table.client_told(self.client(at), false);
             self.connections[at].doing = Doing::Nothing;
         }
     }
 
+    /// The server is made a replica: who waits is told, and its connections keep up nothing.
+    pub(super) fn demote(&mut self) -> Checked {
+        for at in 0..self.connections.len() {
+            self.leave(at, WaitEnd::Gone);
+        }
+        for (addressee, answer) in self.table.forget_places(&LockError::Unblocked, usize::MAX) {
+            self.tell_place(addressee.id(), &answer, None)?;
+        }
+        self.table.forget_connections(WORK_A_WAKE);
+        Ok(())
+    }
+
     /// Nobody will hear of the grant that was on its way to this connection.
     pub(super) fn lose_grant(&mut self, at: usize) {
-        let Doing::ToHear { key, token, .. } = self.connections[at].doing else {
+        let Doing::ToHear(Grant { key, token, .. }) = self.connections[at].doing else {
             return;
         };
         let known = &mut self.known[key][self.cast.owner_of[at]];
@@ -98,11 +90,11 @@ impl World {
         known.told = None;
         known.holds = 0;
         // Who is about to be told of the hold keeps it.
-        if !matches!(to_tell, Some(Doing::ToHear { .. })) {
+        if !matches!(to_tell, Some(Doing::ToHear(_))) {
             known.promise = None;
         }
         match to_tell.and_then(|doing| doing.grant_of(key, over)) {
-            Some(was_held) => *was_held = false,
+            Some(grant) => grant.was_held = false,
             None => known.over = Some(over),
         }
     }
@@ -117,12 +109,10 @@ impl World {
             }
         }
         self.table.connection_ended(client);
-        match doing {
-            Doing::Waiting { id, .. } | Doing::Withheld { id, .. } => {
-                self.table.waiter_left(id, WaitEnd::Gone, self.now_ms);
-            }
-            Doing::ToHear { .. } => self.table.client_told(client, false),
-            Doing::Nothing => {}
+        if let Some(id) = doing.waiter() {
+            self.table.waiter_left(id, WaitEnd::Gone, self.now_ms);
+        } else if let Doing::ToHear(_) = doing {
+            self.table.client_told(client, false);
         }
         self.connections[at].generation += 1;
     }

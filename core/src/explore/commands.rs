@@ -3,18 +3,18 @@
 use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
-use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
-use super::search::{Broken, Checked, World as _};
-use super::world::{Doing, PlaceKept, World};
+use super::scope::Ask;
+use super::search::{Checked, World as _, broken};
+use super::world::{Doing, Grant, PlaceKept, World};
 use crate::effect::Effect;
 use crate::error::LockError;
-use crate::explore::cast::{key_name, owner_name};
+use crate::explore::cast::key_name;
 use crate::lock::{Lock, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use crate::table::Acquired;
+use crate::table::{Acquired, Outcome, Transition};
 use crate::token::FencingToken;
 
 impl World {
@@ -30,27 +30,58 @@ impl World {
         Some((stored, Seen::before(self, key, Some(at))))
     }
 
+    /// Has the table do what a command says.
+    fn obey<T>(
+        &mut self,
+        seen: &mut Seen,
+        stored: Lock,
+        command: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
+    ) -> Outcome<T> {
+        let (cast, key) = (Rc::clone(&self.cast), seen.key);
+        self.step(seen, |table, now, world| {
+            table.step(cast.key(key), stored, now, world, command)
+        })
+    }
+
+    /// A client is told of its hold, now or once replicas have acknowledged it.
+    fn reply(&mut self, at: usize, withheld: Option<WaiterId>, grant: Grant) -> Checked {
+        if let Some(id) = withheld {
+            self.connections[at].doing = Doing::Withheld(id, grant);
+            return Ok(());
+        }
+        if self.replicas > 0 {
+            return broken("what_is_told_is_acknowledged", self.picture());
+        }
+        let (client, owner) = (self.client(at), self.cast.owner_of[at]);
+        self.rely(grant.key, owner, grant.token, grant.until_ms);
+        let known = &mut self.known[grant.key][owner];
+        match grant.ask {
+            None => known.renewed(client, grant.token),
+            Some(ask) => {
+                known.tell(grant.token, ask);
+                known.unclaimed = None;
+                known.bind(client, ask, grant.token, grant.was_held);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked {
         let owner = self.owner(at).clone();
         let client = self.client(at);
         let request = AcquireRequest {
             owner,
-            lease: lease(LEASE_MS),
+            lease: lease(ask.lease_ms),
             hold: (ask.hold > 0).then(|| HoldNumber::new(ask.hold).unwrap()),
             limit: ask.limit,
             session: ask.session.then_some(client),
         };
-        let (until_ms, channel) = match ask.place {
-            true => (Some(self.now_ms + PLACE_MS), Some(b"channel"[..].into())),
-            false => (None, None),
-        };
-        let wait = ask.waits.then_some(Wait {
+        let wait = ask.waits.then(|| Wait {
             client,
-            until_ms,
-            channel,
+            until_ms: ask.place.then(|| self.now_ms + self.scope().times.place),
+            channel: ask.place.then(|| b"channel"[..].into()),
         });
-        let cast = Rc::clone(&self.cast);
-        let command = self.command(at, key, |key| format!("acquires {key}{ask}"));
+        let command = self.command(at, key, |key| format!("acquires {key} {}", ask.words));
         let Some((stored, mut seen)) = command else {
             return Ok(());
         };
@@ -58,11 +89,7 @@ impl World {
         let own = self.own(key, number, ask);
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
-        let done = self.step(&mut seen, |table, now, world| {
-            table.step(cast.key(key), stored, now, world, |step| {
-                step.acquire(request, wait)
-            })
-        })?;
+        let done = self.obey(&mut seen, stored, |step| step.acquire(request, wait));
         // Whether it was told before that it holds the lock.
         let mut was_held = false;
         if let Ok(Acquired::Granted(token)) = done.result {
@@ -77,40 +104,21 @@ impl World {
         self.apply(done.step, &mut seen)?;
         match done.result {
             Ok(Acquired::Queued(id)) => {
-                holds!(invariants::who_asks_again_keeps_its_position(
-                    self, at, own, id
-                ))?;
+                holds!(invariants::who_asks_again_keeps_its_position(self, own, id))?;
                 self.queued(at, key, ask, id);
                 seen.queued = own.is_none().then_some(id);
             }
             Ok(Acquired::Granted(token)) => {
                 // The later one alone is told of, on the channel of its place.
-                self.places[key][number] = None;
+                self.leave_place(key, number);
                 self.say(|w| format!("token {}", w.short(token)));
-                let until_ms = self.now_ms + LEASE_MS;
-                if let Some(id) = withheld {
-                    self.connections[at].doing = Doing::Withheld {
-                        key,
-                        id,
-                        token,
-                        grant: Some((ask, was_held)),
-                        until_ms,
-                    };
-                    return invariants::check_step(self, &seen);
-                }
-                self.is_told_at_once()?;
-                let known = &mut self.known[key][number];
-                known.rely_until(token, until_ms);
-                known.tell(token, ask);
-                known.unclaimed = None;
-                match ask.session {
-                    true => known.tie(client, token, was_held),
-                    false => known.told_by(client, token),
-                }
+                let until_ms = self.now_ms + ask.lease_ms;
+                let grant = Grant::new(key, token, Some(ask), was_held, until_ms);
+                self.reply(at, withheld, grant)?;
             }
             Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
             Err(error) => {
-                self.say(|w| w.code(&error));
+                self.say(|_| format!("-{error}"));
                 if let LockError::Deadlock { cycle } = error {
                     seen.refused = Some((at, ask, cycle));
                 }
@@ -122,13 +130,11 @@ impl World {
     /// The waiter of this owner whose position its next request takes over.
     fn own(&mut self, key: usize, owner: usize, ask: Ask) -> Option<WaiterId> {
         let (id, earlier) = self.waiter_of(key, owner)?;
-        if earlier.place
-            && let Some(place) = self.places[key][owner]
-            && self.is_over(&place)
-        {
+        let place = self.places_for(key).find(|place| place.owner == owner);
+        if earlier.place && place.is_some_and(|place| self.is_over(place)) {
             // The others are told of its end.
             if ask.place {
-                self.places[key][owner] = None;
+                self.leave_place(key, owner);
             }
             return None;
         }
@@ -137,58 +143,57 @@ impl World {
 
     fn queued(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) {
         if ask.place {
-            self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
+            let owner = self.cast.owner_of[at];
+            self.leave_place(key, owner);
+            self.places.push(PlaceKept {
+                id,
+                key,
+                owner,
+                at,
+                ask,
+                until_ms: self.now_ms + self.scope().times.place,
+                session: ask.session.then(|| self.client(at)),
+                withheld_until_ms: None,
+                is_left: false,
+            });
         } else {
-            self.connections[at].doing = Doing::Waiting { key, id, ask };
+            self.connections[at].doing = Doing::Waiting(id, key, ask);
         }
         self.say(|_| "queued".to_owned());
     }
 
-    pub(super) fn place(&self, id: WaiterId, at: usize, ask: Ask) -> PlaceKept {
-        PlaceKept {
-            id,
-            at,
-            ask,
-            until_ms: self.now_ms + PLACE_MS,
-            session: ask.session.then(|| self.client(at)),
+    /// The token that a command of this connection names.
+    pub(super) fn named(&self, at: usize, key: usize, words: &str) -> Option<FencingToken> {
+        let told = self.known[key][self.cast.owner_of[at]].told;
+        match words {
+            "FENCE=own" => told.or(stale()),
+            "FENCE=other" => stale(),
+            _ => None,
         }
     }
 
-    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked {
+    pub(super) fn release(&mut self, at: usize, key: usize, words: &str) -> Checked {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
-        let command = self.command(at, key, |key| format!("releases {key}{what}"));
+        let command = self.command(at, key, |key| format!("releases {key} {words}"));
         let Some((stored, mut seen)) = command else {
             return Ok(());
         };
         let held = self.holds(key, number);
-        let told = self.known[key][number].told;
-        let (token, extent) = match what {
-            Extent::One => (None, ReleaseExtent::One),
-            Extent::All => (None, ReleaseExtent::All),
-            Extent::Hold(n) => (None, ReleaseExtent::Hold(HoldNumber::new(n).unwrap())),
-            Extent::Token(Named::Own) => (told.or(stale()), ReleaseExtent::One),
-            Extent::Token(Named::Stale) => (stale(), ReleaseExtent::One),
+        let extent = match words {
+            "ALL" => ReleaseExtent::All,
+            "HOLD=1" => ReleaseExtent::Hold(HoldNumber::new(1).unwrap()),
+            _ => ReleaseExtent::One,
         };
         let request = ReleaseRequest {
             owner,
-            token,
+            token: self.named(at, key, words),
             extent,
         };
         seen.gives_up = request.token.is_none() && held.is_none();
-        let cast = Rc::clone(&self.cast);
-        let done = self.step(&mut seen, |table, now, world| {
-            table.step(cast.key(key), stored, now, world, |step| {
-                step.release(&request)
-            })
-        })?;
+        let done = self.obey(&mut seen, stored, |step| step.release(&request));
         let (result, client) = (done.result.clone(), self.client(at));
-        self.say(|w| match &result {
-            Ok(Released::LastHold) => "1".to_owned(),
-            Ok(Released::StillHeld) => "0".to_owned(),
-            Ok(Released::NotHeld) => "null".to_owned(),
-            Err(error) => w.code(error),
-        });
+        self.say(|_| format!("{result:?}"));
         let known = &mut self.known[key][number];
         match result {
             Ok(Released::LastHold) => {
@@ -210,78 +215,58 @@ impl World {
             }
             _ => {}
         }
-        holds!(invariants::releases_need_a_hold(&held, &request, &result))?;
+        holds!(invariants::releases_need_a_hold(
+            self, &held, &request, &result
+        ))?;
         let gives_up = seen.gives_up;
         self.apply(done.step, &mut seen)?;
         if gives_up && self.waiter_of(key, number).is_some() {
-            return Err(Broken::new(
-                "a_release_gives_a_wait_up",
-                format!("{} waits yet", owner_name(number)),
-            ));
+            return broken("a_release_gives_a_wait_up", self.picture());
         }
         invariants::check_step(self, &seen)
     }
 
+    /// Returns whether the lock was renewed.
     pub(super) fn renew(
         &mut self,
         at: usize,
         key: usize,
-        (lease_ms, named): (i64, Option<Named>),
-    ) -> Checked {
+        lease_ms: i64,
+        token: Option<FencingToken>,
+    ) -> Checked<bool> {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
         let command = self.command(at, key, |key| format!("renews {key} for {lease_ms} ms"));
         let Some((stored, mut seen)) = command else {
-            return Ok(());
+            return Ok(false);
         };
         let held = self.holds(key, number);
         let request = RenewRequest {
             owner,
             lease: lease(lease_ms),
-            token: match named {
-                None => None,
-                Some(Named::Own) => self.known[key][number].told.or(stale()),
-                Some(Named::Stale) => stale(),
-            },
+            token,
         };
-        let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.step(&mut seen, |table, now, world| {
-            table.step(cast.key(key), stored, now, world, |step| {
-                step.renew(&request)
-            })
-        })?;
+        let done = self.obey(&mut seen, stored, |step| step.renew(&request));
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
-        holds!(invariants::renewals_need_a_hold(&held, &request, renewed))?;
+        holds!(invariants::renewals_need_a_hold(
+            self, &held, &request, renewed
+        ))?;
         // A hold of Redisson's gets its token now.
         let given = done.step.effects.iter().find_map(|effect| match effect {
             Effect::SetHolder { new_token, .. } => *new_token,
             _ => None,
         });
-        if let Some(token) = held
-            .filter(|_| renewed)
-            .and_then(|held| held.token.or(given))
-        {
-            let (client, until_ms) = (self.client(at), now.ms() + lease_ms);
+        let held = held.filter(|_| renewed);
+        if let Some(token) = held.and_then(|held| held.token.or(given)) {
+            let until_ms = self.now_ms + lease_ms;
             self.may_shorten(key, number, until_ms);
-            match done.step.withheld {
-                None => {
-                    self.is_told_at_once()?;
-                    self.known[key][number].renewed(client, token, until_ms);
-                }
-                Some(id) => {
-                    self.connections[at].doing = Doing::Withheld {
-                        key,
-                        id,
-                        token,
-                        grant: None,
-                        until_ms,
-                    };
-                }
-            }
+            let grant = Grant::new(key, token, None, true, until_ms);
+            self.reply(at, done.step.withheld, grant)?;
         }
         self.apply(done.step, &mut seen)?;
-        invariants::check_step(self, &seen)
+        invariants::check_step(self, &seen)?;
+        Ok(renewed)
     }
 
     /// From sending a renewal on, its owner relies on the shorter of the two leases.
@@ -290,14 +275,10 @@ impl World {
             *until_ms = by_ms.min(*until_ms);
         }
         for (one, &its_owner) in self.connections.iter_mut().zip(&self.cast.owner_of) {
-            if let Doing::Withheld {
-                key: its_key,
-                until_ms,
-                ..
-            } = &mut one.doing
-                && (*its_key, its_owner) == (key, owner)
+            if let Doing::Withheld(_, grant) = &mut one.doing
+                && (grant.key, its_owner) == (key, owner)
             {
-                *until_ms = by_ms.min(*until_ms);
+                grant.until_ms = by_ms.min(grant.until_ms);
             }
         }
     }
@@ -308,12 +289,7 @@ impl World {
             return Ok(());
         };
         let mut seen = Seen::before(self, key, None);
-        let cast = Rc::clone(&self.cast);
-        let done = self.step(&mut seen, |table, now, world| {
-            table.step(cast.key(key), stored, now, world, |step| {
-                step.break_lock(None)
-            })
-        })?;
+        let done = self.obey(&mut seen, stored, |step| step.break_lock(None));
         let broken = done.result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {

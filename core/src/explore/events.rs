@@ -3,12 +3,91 @@
 use std::rc::Rc;
 
 use super::keyspace::Write;
-use super::scope::Event;
-use super::search::World as _;
-use super::world::{Changed, Doing, World, new_table};
-use crate::explore::cast::key_name;
+use super::scope::{Event, LEASE_MS};
+use super::search::{Checked, World as _};
+use super::world::{Changed, Doing, Known, World, new_table};
+use crate::explore::cast::{key_name, owner_name};
+use crate::table::WaitEnd;
 
 impl World {
+    /// To how many of them an event can happen.
+    pub(super) fn how_many(&self, event: Event) -> usize {
+        let (owners, keys) = (self.cast.owners.len(), self.cast.keys.len());
+        match event {
+            Event::Leave | Event::SendAway | Event::Disconnect => self.connections.len(),
+            Event::Break | Event::Delete | Event::Overwrite | Event::Rename => keys,
+            Event::Redisson => owners * keys,
+            Event::GoDeaf => owners,
+            Event::FailOver => 2,
+            Event::Swap | Event::Pause | Event::Refuse => 1,
+        }
+    }
+
+    /// Whether it can happen now to the one with this number.
+    pub(super) fn is_possible(&self, event: Event, at: usize) -> bool {
+        let is_there = |key: usize| self.data.value(key).is_there();
+        match event {
+            Event::Leave => self.connections[at].doing.waiter().is_some(),
+            Event::SendAway => self.connections[at].doing != Doing::Nothing,
+            Event::Delete | Event::Rename => is_there(at),
+            Event::Overwrite => !self.data.value(at).is_other,
+            Event::Redisson => !is_there(at % self.cast.keys.len()),
+            Event::Refuse => self.is_wake_due(),
+            Event::FailOver => at == 0 || !self.last_write.is_empty(),
+            _ => true,
+        }
+    }
+
+    pub(super) fn happens(&mut self, event: Event, at: usize) -> Checked {
+        match event {
+            Event::Break => self.break_lock(at)?,
+            Event::Delete => {
+                self.say(|_| format!("DEL {}", key_name(at)));
+                self.write(Write::Delete(at));
+                self.change(at, true);
+            }
+            Event::Overwrite => {
+                self.say(|_| format!("SET {} text, untold", key_name(at)));
+                self.write(Write::Overwrite(at));
+                self.change(at, false);
+            }
+            Event::Rename => self.rename(at),
+            Event::Swap => self.swap(),
+            Event::Redisson => {
+                let (owner, key) = (at / self.cast.keys.len(), at % self.cast.keys.len());
+                let names = (key_name(key), owner_name(owner));
+                self.say(|_| format!("Redisson takes {} for {}", names.0, names.1));
+                let name = self.cast.owners[owner].clone();
+                self.write(Write::Redisson(key, name, self.now_ms + LEASE_MS));
+                self.change(key, true);
+            }
+            Event::Leave => self.leave(at, WaitEnd::TimeUp),
+            Event::SendAway => match self.connections[at].doing {
+                Doing::ToHear(_) => self.miss(at),
+                _ => self.leave(at, WaitEnd::Gone),
+            },
+            Event::Disconnect => {
+                self.say(|w| format!("{} disconnects", w.cast.client_name(at)));
+                self.disconnect(at);
+            }
+            Event::GoDeaf => {
+                self.deaf[at] = !self.deaf[at];
+                self.say(|w| format!("{} is deaf: {}", owner_name(at), w.deaf[at]));
+            }
+            Event::FailOver => self.fail_over(at == 1),
+            Event::Pause => {
+                let may_grant = &mut self.table.settings.may_grant;
+                *may_grant = !*may_grant;
+                if *may_grant {
+                    self.table.everything_touched();
+                }
+                self.say(|w| format!("grants are possible: {}", w.table.settings.may_grant));
+            }
+            Event::Refuse => self.wake_refused()?,
+        }
+        Ok(())
+    }
+
     pub(super) fn write(&mut self, write: Write) {
         if self.scope().has(Event::FailOver) {
             for write in std::mem::take(&mut self.last_write) {
@@ -17,6 +96,9 @@ impl World {
             self.last_write.push(write.clone());
         }
         self.data.write(&write);
+        if self.scope().is_a_node {
+            self.written.push(write);
+        }
     }
 
     /// Somebody wrote to this key, and ended what was there.
@@ -56,16 +138,10 @@ impl World {
         if !self.data.value(from).is_there() {
             return;
         }
-        self.say(|_| {
-            let (from, to) = (key_name(from), key_name(to));
-            format!("RENAME {from} {to}")
-        });
+        self.say(|_| format!("RENAME {} {}", key_name(from), key_name(to)));
         self.write(Write::Rename(from));
-        let cast = Rc::clone(&self.cast);
-        if self.table.follows_keys() {
-            self.table.key_touched(cast.key(from), self.now_ms);
-            self.table.key_touched(cast.key(to), self.now_ms);
-        }
+        self.touch(from);
+        self.touch(to);
         self.changed = self.changed.map(|changed| changed.max(Changed::Told));
         self.know_anew();
     }
@@ -82,25 +158,22 @@ impl World {
 
     /// Locks have moved: they are plain holds where they are now, of which their owners
     /// know. One that comes back may be a session again.
-    fn know_anew(&mut self) {
+    pub(super) fn know_anew(&mut self) {
         for key in 0..self.cast.keys.len() {
             let lock = self.data.read(key).unwrap_or_default();
             for (owner, known) in self.cast.owners.iter().zip(&mut self.known[key]) {
                 let holder = lock.holder(owner);
-                known.told = holder.and_then(|holder| holder.token);
-                known.promise = None;
-                known.over = None;
-                known.unclaimed = None;
-                known.holds = 0;
+                *known = Known {
+                    told: holder.and_then(|holder| holder.token),
+                    tied: known.tied,
+                    ..Known::default()
+                };
             }
         }
     }
 
     pub(super) fn fail_over(&mut self, lacks: bool) {
-        self.say(|_| match lacks {
-            true => "a replica takes over that lacks the last write".to_owned(),
-            false => "a replica takes over".to_owned(),
-        });
+        self.say(|_| format!("a replica takes over, and lacks the last write: {lacks}"));
         if !lacks {
             for write in std::mem::take(&mut self.last_write) {
                 self.copy.write(&write);
@@ -111,27 +184,18 @@ impl World {
             self.data = self.copy.clone();
         }
         self.table = new_table(self.scope());
-        self.places = Default::default();
+        self.places.clear();
         self.changed = Default::default();
         self.retry_at_ms = None;
         for connection in &mut self.connections {
             connection.generation += 1;
             connection.doing = Doing::Nothing;
         }
-        for key in 0..self.cast.keys.len() {
-            let lock = self.data.read(key).unwrap_or_default();
-            for owner in 0..self.cast.owners.len() {
-                let holder = lock.holder(&self.cast.owners[owner]);
-                let known = &mut self.known[key][owner];
-                known.tied = None;
-                known.over = None;
-                known.unclaimed = None;
-                known.holds = 0;
-                known.told = holder.and_then(|holder| holder.token);
-                if lacks {
-                    known.promise = None;
-                }
-            }
+        let before = self.known;
+        self.know_anew();
+        for (known, before) in self.known.iter_mut().flatten().zip(before.iter().flatten()) {
+            known.tied = None;
+            known.promise = before.promise.filter(|_| !lacks);
         }
     }
 }

@@ -131,6 +131,11 @@ impl<'n> Form<'n> {
         self.number(flag.into());
     }
 
+    pub(crate) fn text(&mut self, text: &str) {
+        text.bytes().for_each(|byte| self.number(byte.into()));
+        self.count(text.len());
+    }
+
     pub(crate) fn owner(&mut self, owner: &Owner) {
         let at = self.names.owners.iter().position(|one| one == owner);
         self.number(at.map_or(-1, |at| at as i64));
@@ -211,6 +216,12 @@ impl<'n> Form<'n> {
     pub(crate) fn time(&mut self, at_ms: Option<i64>) {
         let at_ms = at_ms.filter(|&at_ms| at_ms != i64::MAX);
         self.number(at_ms.map_or(i64::MIN, |at_ms| (at_ms - self.now_ms).max(-1)));
+    }
+
+    /// A hold that lasts until then.
+    pub(super) fn until(&mut self, hold: Option<(FencingToken, i64)>) {
+        self.token(hold.map(|(token, _)| token));
+        self.time(hold.map(|(_, until_ms)| until_ms));
     }
 
     pub(crate) fn hold(&mut self, hold: Option<HoldNumber>) {

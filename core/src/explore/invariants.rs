@@ -7,8 +7,8 @@ mod steps;
 
 use crate::cycle::WaitEdge;
 use crate::explore::scope::Ask;
-use crate::explore::search::Broken;
-use crate::explore::world::World;
+use crate::explore::search::{Checked, broken};
+use crate::explore::world::{Known, World};
 use crate::queue::WaiterId;
 use crate::request::Owner;
 use crate::table::{Answer, HolderView};
@@ -23,17 +23,13 @@ pub(super) use steps::{
     releases_need_a_hold, renewals_need_a_hold, who_is_closed_has_lost_a_session,
 };
 
-/// What shows that an invariant does not hold, if it does not.
-type Checked = Result<(), String>;
-
-fn ensure(is_right: bool, shown_by: impl FnOnce() -> String) -> Checked {
-    is_right.then_some(()).ok_or_else(shown_by)
-}
-
 /// Checks an invariant, whose name is that of its function.
 macro_rules! holds {
-    ($file:ident::$name:ident($($arg:expr),*)) => {
-        $file::$name($($arg),*).map_err(|shown_by| Broken::new(stringify!($name), shown_by))
+    ($file:ident::$name:ident($world:expr $(, $arg:expr)*)) => {
+        match $file::$name($world $(, $arg)*) {
+            true => Ok(()),
+            false => broken(stringify!($name), $world.picture()),
+        }
     };
 }
 pub(super) use holds;
@@ -95,6 +91,15 @@ impl Seen {
             || known.promise.is_some_and(|(its, _)| its == token)
     }
 
+    /// Who waited and was granted the lock: by which connection, how, with which token.
+    fn handed(&self) -> impl Iterator<Item = (WaiterId, usize, Ask, FencingToken)> {
+        let answers = self.answers.iter();
+        answers.filter_map(|&(id, at, ask, ref answer)| match answer {
+            Answer::Granted(token) => Some((id, at, ask, *token)),
+            _ => None,
+        })
+    }
+
     /// Whether the step ended this owner's holds, because somebody asked for that.
     fn is_released_by(&self, world: &World, owner: usize) -> bool {
         let asker = self.asker.map(|at| world.cast.owner_of[at]);
@@ -103,7 +108,7 @@ impl Seen {
 }
 
 /// Checks what a step did.
-pub(super) fn check_step(world: &mut World, seen: &Seen) -> Result<(), Broken> {
+pub(super) fn check_step(world: &mut World, seen: &Seen) -> Checked {
     holds!(steps::tokens_rise(world, seen))?;
     holds!(steps::a_lease_begins_at_its_grant(world, seen))?;
     holds!(steps::grants_come_in_the_order_of_requests(world, seen))?;
@@ -114,25 +119,44 @@ pub(super) fn check_step(world: &mut World, seen: &Seen) -> Result<(), Broken> {
     holds!(deadlocks::only_a_deadlock_is_refused(world, seen))
 }
 
+/// What an owner has of a lock, and what it knows.
+pub(super) struct Its<'a> {
+    pub(super) key: usize,
+    pub(super) number: usize,
+    pub(super) held: Option<&'a HolderView>,
+    pub(super) known: &'a Known,
+}
+
+impl Its<'_> {
+    /// Whether it holds the lock by this token.
+    fn has(&self, token: FencingToken) -> bool {
+        self.held.is_some_and(|held| held.token == Some(token))
+    }
+}
+
 /// Checks a state.
-pub(super) fn check(world: &World) -> Result<(), Broken> {
+pub(super) fn check(world: &World) -> Checked {
     for key in 0..world.cast.keys.len() {
         let lock = world.data.read(key);
         if let Ok(lock) = &lock {
-            holds!(states::holders_are_within_their_limits(key, lock))?;
-            holds!(states::no_hold_is_without_an_end(key, lock))?;
+            holds!(states::holders_are_within_their_limits(world, lock))?;
+            holds!(states::no_hold_is_without_an_end(world, lock))?;
             holds!(places::an_unclaimed_grant_ends_soon(world, key, lock))?;
             holds!(states::what_is_remembered_is_stored(world, key, lock))?;
         }
         let holders = world.holders(key);
-        holds!(states::a_grant_stands(world, key, &holders))?;
-        holds!(states::a_hold_ends_with_its_connection(
-            world, key, &holders
-        ))?;
-        holds!(states::a_hold_that_nobody_knows_of_is_over(
-            world, key, &holders
-        ))?;
-        holds!(states::a_session_is_kept_up(world, key, &holders))?;
+        for (number, owner) in world.cast.owners.iter().enumerate() {
+            let its = Its {
+                key,
+                number,
+                held: holders.iter().find(|one| one.owner == *owner),
+                known: &world.known[key][number],
+            };
+            holds!(states::a_grant_stands(world, &its))?;
+            holds!(states::a_hold_ends_with_its_connection(world, &its))?;
+            holds!(states::a_hold_that_nobody_knows_of_is_over(world, &its))?;
+            holds!(states::a_session_is_kept_up(world, &its))?;
+        }
         holds!(states::who_waits_stands_in_the_queue(world, key))?;
         holds!(places::the_end_of_a_place_is_planned(world, key))?;
         holds!(states::a_look_is_planned(world, key, &holders))?;

@@ -1,9 +1,9 @@
 //! Explores several nodes: fail-overs, and what clients believe meanwhile.
 //!
-//! Each node has a lock table, as it is in the server, and the data. Writes reach the
-//! replicas in order and late. Any replica may be promoted at any moment; the primary
-//! of before does not notice, and serves whoever asks, until it is made a replica,
-//! is given all data of the new one, and loses its own.
+//! Each node is a simulated server, the one of [`super::world`], and what must hold of each
+//! step is checked on each. Writes reach the replicas in order and late. Any replica may be
+//! promoted at any moment; the primary of before does not notice, and serves whoever asks,
+//! until it is made a replica, is given all data of the new one, and loses its own.
 //!
 //! **No two owners may believe at one time that they hold the lock.** A client believes
 //! it from the reply on, and until the lease is over that it asked for, counted from
@@ -43,9 +43,8 @@
 mod scope;
 mod world;
 
-use super::search::{Found, search};
-use super::{is_asked_for, show, threads};
-use scope::{Expected, SCOPES, Scope};
+use super::{Sought, explore_all};
+use scope::{Scope, scopes};
 use world::World;
 
 /// So far scopes in which nothing breaks are followed in a test of seconds.
@@ -54,44 +53,27 @@ const SHORTLY: usize = 6;
 /// The same where places are granted: it takes more steps.
 const SHORTLY_WITH_PLACES: usize = 8;
 
-/// What is wrong with what was found, to this depth.
-fn surprise(scope: &Scope, found: &Found, depth: usize) -> Option<String> {
-    let broken = found.trace.as_ref();
-    let broken = broken.map(|trace| (trace.lines.len(), trace.broken.invariant));
-    let expected = match scope.expected {
-        Expected::Breaks(steps) if steps <= depth => Some((steps, "owners_exclude_each_other")),
-        _ => None,
-    };
-    let is_whole = broken.is_some() || found.is_all || found.depth == depth;
-    let name = scope.name;
-    (broken != expected || !is_whole).then(|| format!("{name}: {broken:?}, not {expected:?}"))
-}
-
-fn explore_all(depth_of: impl Fn(&Scope) -> usize) {
-    let mut surprises = Vec::new();
-    for scope in SCOPES {
-        if !is_asked_for(scope.name) {
-            continue;
-        }
-        let depth = depth_of(scope);
-        let found = search::<World>(*scope, depth, None, threads(), &|| {});
-        show(scope.name, &found);
-        surprises.extend(surprise(scope, &found, depth));
-    }
-    assert!(surprises.is_empty(), "{surprises:#?}");
+fn explore(depth_of: impl Fn(&Scope) -> usize) {
+    explore_all::<World>(scopes().into_iter().map(|scope| Sought {
+        name: scope.name,
+        depth: depth_of(&scope),
+        breaks: scope.breaks,
+        small_bounds: false,
+        scope,
+    }));
 }
 
 #[test]
 fn no_short_history_of_nodes_surprises() {
-    explore_all(|scope| match scope.expected {
-        Expected::Holds if scope.place > 0 => SHORTLY_WITH_PLACES,
-        Expected::Holds => SHORTLY,
-        Expected::Breaks(steps) => steps,
+    explore(|scope| match (scope.breaks, scope.place) {
+        (Some(steps), _) => steps,
+        (None, 0) => SHORTLY,
+        (None, _) => SHORTLY_WITH_PLACES,
     });
 }
 
 #[test]
 #[ignore = "takes minutes; see `make explore`"]
 fn no_history_of_nodes_surprises() {
-    explore_all(|scope| scope.depth);
+    explore(|scope| scope.depth);
 }

@@ -1,7 +1,7 @@
 //! Shows that the search finds faults: each that the core can have is planted, and a
 //! shortest way to its harm is told.
 
-use super::scope::SCOPES;
+use super::scope::scopes;
 use super::search::{Trace, search};
 use super::threads;
 use super::world::World;
@@ -27,12 +27,12 @@ const STATES: usize = 20_000;
 /// The shortest trace of all scopes.
 fn find(fault: &str) -> Option<(&'static str, Trace)> {
     for depth in 1..=DEPTH {
-        for scope in SCOPES {
+        for scope in scopes() {
             let prepare = || {
                 bounds::set(scope.small_bounds);
                 assert!(plant(fault), "no fault is called {fault}");
             };
-            let found = search::<World>(*scope, depth, Some(STATES), threads(), &prepare);
+            let found = search::<World>(scope, depth, Some(STATES), threads(), &prepare);
             if let Some(trace) = found.trace {
                 return Some((scope.name, trace));
             }

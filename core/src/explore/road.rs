@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
 use super::keyspace::Write;
-use super::scope::{ACKS_MS, CLAIM_MS, LEASE_MS};
-use super::search::{Broken, Checked, World as _};
-use super::world::{Changed, Connection, Doing, PlaceKept, World};
+use super::scope::Ask;
+use super::search::{Checked, World as _, broken};
+use super::world::{Changed, Connection, Doing, Grant, PlaceKept, World};
 use crate::acks::Acknowledgement;
 use crate::error::LockError;
 use crate::explore::cast::{key_name, owner_name};
@@ -21,7 +21,6 @@ use crate::token::FencingToken;
 struct Asked<'a> {
     world: &'a mut World,
     seen: &'a mut Seen,
-    broken: Option<Broken>,
 }
 
 impl table::World for Asked<'_> {
@@ -31,16 +30,12 @@ impl table::World for Asked<'_> {
 
     fn say(&mut self, place: &Place, token: FencingToken) -> bool {
         let heard = self.world.publish(place.id, token, self.seen);
-        heard.unwrap_or_else(|broken| {
-            self.broken.get_or_insert(broken);
-            false
-        })
+        heard.expect("a place that may be told")
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
         let world = &mut *self.world;
-        let at = world.cast.keys.iter().position(|one| one.as_ref() == key);
-        let at = at.expect("a key of the cast");
+        let at = world.cast.number(key);
         // A look does not count as one that ends what is over.
         world.notice_expiry(at);
         let changed = world.changed[at];
@@ -78,45 +73,35 @@ impl World {
         &mut self,
         seen: &mut Seen,
         step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Outcome<T>,
-    ) -> Checked<Outcome<T>> {
+    ) -> Outcome<T> {
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
-        table.settings.acks = self.scope().acks.then(|| Acknowledgement {
-            replicas: 1,
-            connected: 1,
-            timeout_ms: ACKS_MS,
+        table.settings.acks = (self.replicas > 0).then(|| Acknowledgement {
+            replicas: self.replicas,
+            connected: self.replicas,
+            timeout_ms: self.scope().times.acks,
             client: seen.asker.map(|at| self.client(at)),
         });
-        let mut asked = Asked {
-            world: self,
-            seen,
-            broken: None,
-        };
-        let done = step(&mut table, now, &mut asked);
-        let broken = asked.broken;
+        let done = step(&mut table, now, &mut Asked { world: self, seen });
         self.table = table;
-        broken.map_or(Ok(done), Err)
+        done
     }
 
     /// Publishes the grant of a place. Returns whether anybody hears it.
     fn publish(&mut self, id: WaiterId, token: FencingToken, seen: &mut Seen) -> Checked<bool> {
-        let (key, owner, place) = self.whose_place(id)?;
+        let place = self.take_place(id)?;
+        let (key, owner) = (place.key, place.owner);
         holds!(invariants::a_place_that_is_over_is_granted_nothing(
             self, &place
         ))?;
-        self.places[key][owner] = None;
-        let heard = !self.deaf[owner];
+        let heard = self.hears(&place);
         self.say(|w| {
-            let (owner, key) = (owner_name(owner), key_name(key));
-            let how = if heard { "is told" } else { "does not hear" };
-            format!(
-                "{owner} {how} that its place is granted {key}, token {}",
-                w.short(token)
-            )
+            let (owner, key, token) = (owner_name(owner), key_name(key), w.short(token));
+            format!("the place of {owner} is granted {key}, token {token}, heard: {heard}")
         });
         if heard {
-            let until_ms = self.now_ms + CLAIM_MS;
+            let until_ms = self.now_ms + self.first_lease(place.ask);
+            self.rely(key, owner, token, until_ms);
             let known = &mut self.known[key][owner];
-            known.rely_until(token, until_ms);
             known.tell(token, place.ask);
             known.unclaimed = Some((token, until_ms));
             if let Some(client) = place.session {
@@ -137,23 +122,30 @@ impl World {
         answer: &Answer,
         seen: Option<&Seen>,
     ) -> Checked<PlaceKept> {
-        let (key, owner, place) = self.whose_place(id)?;
-        self.places[key][owner] = None;
+        let place = self.take_place(id)?;
+        let (key, owner) = (place.key, place.owner);
         self.say(|_| {
             let (owner, key) = (owner_name(owner), key_name(key));
             format!("the place of {owner} for {key} ends: {answer:?}")
         });
         match answer {
             Answer::Granted(token) => {
-                holds!(invariants::a_place_that_is_over_is_granted_nothing(
-                    self, &place
-                ))?;
+                if place.is_in_queue_of(key) {
+                    holds!(invariants::a_place_that_is_over_is_granted_nothing(
+                        self, &place
+                    ))?;
+                }
                 let asked_by = self.client(place.at);
                 let was_held = seen.is_some_and(|seen| seen.had(self, owner, *token));
-                let heard = !self.deaf[owner];
+                let heard = self.hears(&place);
                 self.table.grant_told(id, heard, self.now_ms);
                 if !heard {
                     return Ok(place);
+                }
+                if self.scope().is_a_node {
+                    let until_ms = self.now_ms + self.first_lease(place.ask);
+                    let until_ms = place.withheld_until_ms.unwrap_or(until_ms);
+                    self.rely(key, owner, *token, until_ms);
                 }
                 let known = &mut self.known[key][owner];
                 match place.session {
@@ -165,7 +157,9 @@ impl World {
                     known.holds = 0;
                 }
             }
-            Answer::NotGranted if !seen.is_some_and(|seen| seen.gives_up) => {
+            Answer::NotGranted
+                if place.is_in_queue_of(key) && !seen.is_some_and(|seen| seen.gives_up) =>
+            {
                 holds!(invariants::only_a_place_that_is_over_ends(self, &place))?;
             }
             _ => {}
@@ -178,6 +172,9 @@ impl World {
         if !step.effects.is_empty() {
             self.write(Write::Effects(seen.key, step.effects.to_vec()));
         }
+        if step.stream_goes_on && self.scope().is_a_node {
+            self.written.push(Write::Effects(seen.key, Vec::new()));
+        }
         for (addressee, answer) in step.answers {
             let id = addressee.id();
             if let Addressee::Place(_) = addressee {
@@ -186,53 +183,33 @@ impl World {
                 continue;
             }
             let at = self.connection_of(addressee.client());
-            let doing = at.map(|at| (at, self.connections[at].doing));
-            let (at, key, ask) = match (doing, &answer) {
-                (Some((at, Doing::Waiting { key, id: its, ask })), _) if its == id => {
-                    (at, key, ask)
-                }
+            let asked = at.and_then(|at| match (self.connections[at].doing, &answer) {
+                (Doing::Waiting(its, key, ask), _) if its == id => Some((at, key, ask)),
                 // A grant that is not told yet is taken over.
                 (
-                    Some((
-                        at,
-                        Doing::ToHear { key, ask, .. }
-                        | Doing::Withheld {
-                            key,
-                            grant: Some((ask, _)),
-                            ..
-                        },
-                    )),
+                    Doing::ToHear(grant) | Doing::Withheld(_, grant),
                     Answer::Refused(LockError::Superseded) | Answer::NotGranted,
-                ) => (at, key, ask),
-                _ => {
-                    return Err(Broken::new(
-                        "only_who_waits_is_answered",
-                        "the table answered a waiter that does not wait".to_owned(),
-                    ));
-                }
+                ) => Some((at, grant.key, grant.ask?)),
+                _ => None,
+            });
+            let Some((at, key, ask)) = asked else {
+                return broken("only_who_waits_is_answered", format!("{addressee:?}"));
             };
             seen.answers.push((id, at, ask, answer.clone()));
             match answer {
                 Answer::Granted(token) => {
-                    self.is_told_at_once()?;
+                    if self.replicas > 0 {
+                        return broken("what_is_told_is_acknowledged", self.picture());
+                    }
                     self.say(|w| {
                         let (client, key) = (w.cast.client_name(at), key_name(key));
                         format!("{client} is handed {key}, token {}", w.short(token))
                     });
-                    let owner = self.cast.owner_of[at];
-                    let was_held = seen.had(self, owner, token);
-                    let known = &mut self.known[key][owner];
-                    known.rely_until(token, self.now_ms + LEASE_MS);
-                    self.connections[at].doing = Doing::ToHear {
-                        key,
-                        token,
-                        ask,
-                        was_held,
-                    };
+                    self.is_to_hear(at, self.grant(seen, at, key, ask, token));
                 }
                 Answer::Refused(error) => {
                     self.lose_grant(at);
-                    self.say(|w| format!("{} is told {}", w.cast.client_name(at), w.code(&error)));
+                    self.say(|w| format!("{} is told -{error}", w.cast.client_name(at)));
                     self.connections[at].doing = Doing::Nothing;
                 }
                 Answer::NotGranted if seen.gives_up || seen.released => {
@@ -240,10 +217,8 @@ impl World {
                     self.connections[at].doing = Doing::Nothing;
                 }
                 Answer::NotGranted | Answer::Renewed(_) => {
-                    return Err(Broken::new(
-                        "only_what_was_withheld_is_told_later",
-                        format!("the table told a waiter {answer:?}"),
-                    ));
+                    let shown_by = format!("the table told a waiter {answer:?}");
+                    return broken("only_what_was_withheld_is_told_later", shown_by);
                 }
             }
         }
@@ -258,8 +233,15 @@ impl World {
 
     /// Who waited was granted the lock, and is told once replicas have acknowledged it.
     fn withhold_hand_offs(&mut self, seen: &mut Seen) {
+        for at in 0..self.places.len() {
+            let place = self.places[at];
+            if place.is_in_queue_of(seen.key) && self.table.told_by(place.id).is_some() {
+                let until_ms = self.now_ms + self.first_lease(place.ask);
+                self.places[at].withheld_until_ms = Some(until_ms);
+            }
+        }
         for at in 0..self.connections.len() {
-            let Doing::Waiting { key, id, ask } = self.connections[at].doing else {
+            let Doing::Waiting(id, key, ask) = self.connections[at].doing else {
                 continue;
             };
             if self.table.told_by(id).is_none() {
@@ -273,74 +255,69 @@ impl World {
                 format!("{client} is to be told of {key}, token {}", w.short(token))
             });
             seen.answers.push((id, at, ask, Answer::Granted(token)));
-            self.connections[at].doing = Doing::Withheld {
-                key,
-                id,
-                token,
-                grant: Some((ask, seen.had(self, owner, token))),
-                until_ms: self.now_ms + LEASE_MS,
-            };
+            let grant = self.grant(seen, at, key, ask, token);
+            self.connections[at].doing = Doing::Withheld(id, grant);
         }
     }
 
-    /// Where replicas have to acknowledge what is told, nothing is.
-    pub(super) fn is_told_at_once(&self) -> Checked {
-        match self.scope().acks {
-            true => Err(Broken::new("what_is_told_is_acknowledged", String::new())),
-            false => Ok(()),
+    /// What a connection that waited is granted now.
+    fn grant(&self, seen: &Seen, at: usize, key: usize, ask: Ask, token: FencingToken) -> Grant {
+        let was_held = seen.had(self, self.cast.owner_of[at], token);
+        Grant::new(key, token, Some(ask), was_held, self.now_ms + ask.lease_ms)
+    }
+
+    /// A client is about to hear of its grant, and may rely on it.
+    fn is_to_hear(&mut self, at: usize, grant: Grant) {
+        let owner = self.cast.owner_of[at];
+        self.rely(grant.key, owner, grant.token, grant.until_ms);
+        self.connections[at].doing = Doing::ToHear(grant);
+        if self.scope().is_a_node {
+            self.hear(at);
         }
     }
 
     /// The connection whose reply is withheld by this name.
     fn withheld(&self, id: WaiterId) -> Checked<usize> {
-        let mut all = self.connections.iter();
-        let is_it =
-            |one: &Connection| matches!(one.doing, Doing::Withheld { id: its, .. } if its == id);
-        all.position(is_it).ok_or_else(|| {
-            let shown_by = "the table told of a reply that was not withheld".to_owned();
-            Broken::new("only_what_was_withheld_is_told_later", shown_by)
-        })
+        let is_it = |one: &Connection| matches!(one.doing, Doing::Withheld(its, _) if its == id);
+        match self.connections.iter().position(is_it) {
+            Some(at) => Ok(at),
+            None => broken("only_what_was_withheld_is_told_later", format!("{id:?}")),
+        }
     }
 
-    /// Replicas acknowledge all that was written, and what waits for that is told.
-    pub(super) fn acknowledge(&mut self) -> Checked {
-        self.say(|_| "a replica acknowledges all".to_owned());
-        let offset = 0;
+    /// Replicas have acknowledged so much, and what waits for that is told. All that was
+    /// written reaches to this offset.
+    pub(super) fn acknowledge(&mut self, offset: i64, acked: Vec<i64>) -> Checked {
         self.table.offset_known(offset);
-        let (replies, _) = self.table.acknowledged(1, vec![offset], usize::MAX);
+        let (replies, _) = self.table.acknowledged(self.replicas, acked, usize::MAX);
         for (id, _) in replies {
+            if let Some(&place) = self.places.iter().find(|place| place.id == id) {
+                let (stored, now) = (self.read(place.key), self.now());
+                let told = self.table.tell(id, stored, now);
+                let answer = told.map_or(Answer::NotGranted, |(_, answer)| answer);
+                self.tell_place(id, &answer, None)?;
+                continue;
+            }
             let at = self.withheld(id)?;
-            let Doing::Withheld {
-                key,
-                token,
-                grant,
-                until_ms,
-                ..
-            } = self.connections[at].doing
-            else {
+            let Doing::Withheld(_, grant) = self.connections[at].doing else {
                 continue;
             };
+            let key = grant.key;
             let (stored, now) = (self.read(key), self.now());
             let answer = self.table.tell(id, stored, now).map(|(_, answer)| answer);
             self.say(|w| format!("{} is told {answer:?}", w.cast.client_name(at)));
-            let client = self.client(at);
-            let known = &mut self.known[key][self.cast.owner_of[at]];
-            self.connections[at].doing = match (answer, grant) {
-                (Some(Answer::Granted(token)), Some((ask, was_held))) => {
-                    known.rely_until(token, until_ms);
-                    Doing::ToHear {
-                        key,
-                        token,
-                        ask,
-                        was_held,
-                    }
+            let (client, owner) = (self.client(at), self.cast.owner_of[at]);
+            self.connections[at].doing = Doing::Nothing;
+            match (answer, grant.ask) {
+                (Some(Answer::Granted(token)), Some(_)) => {
+                    self.is_to_hear(at, Grant { token, ..grant });
                 }
                 (Some(Answer::Renewed(true)), None) => {
-                    known.renewed(client, token, until_ms);
-                    Doing::Nothing
+                    self.rely(key, owner, grant.token, grant.until_ms);
+                    self.known[key][owner].renewed(client, grant.token);
                 }
-                _ => Doing::Nothing,
-            };
+                _ => self.tell_of(owner, None),
+            }
         }
         Ok(())
     }
@@ -350,19 +327,17 @@ impl World {
         self.retry_at_ms = None;
         self.end_waits()?;
         self.close_clients()?;
-        let mut left = WORK_A_WAKE;
-        while left > 0
-            && let Some(due) = self.table.take_due(self.now_ms)
-        {
-            left -= 1;
-            let at = self.cast.keys.iter().position(|one| *one == due.key);
-            let key = at.expect("a key of the cast");
+        for _ in 0..WORK_A_WAKE {
+            let Some(due) = self.table.take_due(self.now_ms) else {
+                break;
+            };
+            let key = self.cast.number(due.key.as_ref());
             let stored = self.read(key);
             let mut seen = Seen::before(self, key, None);
             self.table.settings.reads_other_keys = true;
             let done = self.step(&mut seen, |table, now, world| {
                 table.do_due(due, stored, now, world)
-            })?;
+            });
             self.apply(done.step, &mut seen)?;
             invariants::check_step(self, &seen)?;
         }

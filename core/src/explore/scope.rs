@@ -4,31 +4,32 @@
 //! there are scopes: one of everything, which is searched to a small depth, and one for
 //! each part of the rules, which is searched deeper.
 
-use std::fmt;
-
-use super::form::Form;
 use crate::request::Limit;
 
 /// How long a grant lasts, in milliseconds.
 pub(super) const LEASE_MS: i64 = 3000;
 
-/// How long a place is kept, in milliseconds.
-pub(super) const PLACE_MS: i64 = 2000;
-
-/// How long a grant to a place lasts that nobody claims, in milliseconds.
-pub(super) const CLAIM_MS: i64 = 1000;
-
-/// How long replicas have to acknowledge what is told, in milliseconds.
-pub(super) const ACKS_MS: i64 = 500;
-
-/// How often a contended lock is looked at for no other reason, in milliseconds.
-pub(super) const RECHECK_MS: i64 = 5000;
+/// Times of a server and of its clients, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// How long a place is kept.
+    pub(super) place: i64,
+    /// How long a grant to a place lasts that nobody claims.
+    pub(super) claim: i64,
+    /// How long replicas have to acknowledge what is told.
+    pub(super) acks: i64,
+    /// How often a contended lock is looked at for no other reason.
+    pub(super) recheck: i64,
+}
 
 pub(super) const BEGIN_MS: i64 = 1_700_000_000_000;
 
 /// A way to ask for a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ask {
+    /// In the words of a command, whose numbers stand behind a `=` here.
+    pub(super) words: &'static str,
+    pub(super) lease_ms: i64,
     pub(super) limit: Limit,
     pub(super) waits: bool,
     /// The hold that is asked for, or 0.
@@ -39,102 +40,22 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    const TRY: Self = Self {
-        limit: Limit::EXCLUSIVE,
-        waits: false,
-        hold: 0,
-        session: false,
-        place: false,
-    };
-    const WAIT: Self = Self {
-        waits: true,
-        ..Self::TRY
-    };
-    const PLACE: Self = Self {
-        place: true,
-        hold: 1,
-        ..Self::WAIT
-    };
-
-    const fn shared(self) -> Self {
-        let limit = Limit::SHARED;
-        Self { limit, ..self }
-    }
-
-    /// One of two permits.
-    const fn two(self) -> Self {
-        let limit = Limit::TWO;
-        Self { limit, ..self }
-    }
-
-    const fn hold(self, hold: i64) -> Self {
-        Self { hold, ..self }
-    }
-
-    const fn session(self) -> Self {
+    pub(super) fn of(words: &'static str) -> Self {
+        const WORDS: &str = "SHARED LIMIT=2 HOLD=1 HOLD=2 SESSION BLOCK QUEUE";
+        assert!(words.split(' ').all(|one| WORDS.contains(one)), "{words}");
+        let has = |word| words.split(' ').any(|one| one == word);
         Self {
-            session: true,
-            ..self
-        }
-    }
-
-    pub(super) fn take_down(self, form: &mut Form<'_>) {
-        form.number(self.limit.count_or_zero());
-        form.flag(self.waits);
-        form.number(self.hold);
-        form.flag(self.session);
-        form.flag(self.place);
-    }
-}
-
-impl fmt::Display for Ask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.limit.count_or_zero() {
-            0 => f.write_str(" SHARED")?,
-            1 => {}
-            limit => write!(f, " LIMIT {limit}")?,
-        }
-        if self.hold > 0 {
-            write!(f, " HOLD {}", self.hold)?;
-        }
-        if self.session {
-            f.write_str(" SESSION")?;
-        }
-        match (self.waits, self.place) {
-            (_, true) => write!(f, " QUEUE {PLACE_MS} channel")?,
-            (true, false) => f.write_str(" BLOCK 0")?,
-            (false, false) => {}
-        }
-        Ok(())
-    }
-}
-
-/// Which token a command names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Named {
-    /// The one that its owner was told last.
-    Own,
-    /// One of long ago.
-    Stale,
-}
-
-/// How much a release gives back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
-    One,
-    All,
-    Hold(i64),
-    Token(Named),
-}
-
-impl fmt::Display for Extent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::One => Ok(()),
-            Self::All => f.write_str(" ALL"),
-            Self::Hold(hold) => write!(f, " HOLD {hold}"),
-            Self::Token(Named::Own) => f.write_str(" FENCE (its own)"),
-            Self::Token(Named::Stale) => f.write_str(" FENCE (another)"),
+            words,
+            lease_ms: LEASE_MS,
+            limit: match (has("SHARED"), has("LIMIT=2")) {
+                (true, _) => Limit::SHARED,
+                (_, true) => Limit::TWO,
+                _ => Limit::EXCLUSIVE,
+            },
+            waits: has("BLOCK") || has("QUEUE"),
+            hold: i64::from(has("HOLD=1")) + 2 * i64::from(has("HOLD=2")),
+            session: has("SESSION"),
+            place: has("QUEUE"),
         }
     }
 }
@@ -179,14 +100,20 @@ pub(super) struct Scope {
     /// How many connections each owner has.
     pub(super) connections: &'static [usize],
     pub(super) keys: i32,
-    pub(super) asks: &'static [Ask],
-    pub(super) releases: &'static [Extent],
+    /// How they ask, as commands say it.
+    pub(super) asks: &'static [&'static str],
+    /// How much they give back, or by which token.
+    pub(super) releases: &'static [&'static str],
     /// New leases, and the tokens that are named with them.
-    pub(super) renewals: &'static [(i64, Option<Named>)],
+    pub(super) renewals: &'static [(i64, &'static str)],
     /// What else can happen.
     pub(super) happens: &'static [Event],
-    /// What is told has to be acknowledged by a replica.
-    pub(super) acks: bool,
+    pub(super) times: Times,
+    /// How many replicas have to acknowledge what is told.
+    pub(super) acks: usize,
+    /// Whether it is one of several nodes. Then its writes go to replicas, and who is granted
+    /// the lock hears of it before anything else happens.
+    pub(super) is_a_node: bool,
     /// The timer may be late.
     pub(super) is_late: bool,
     /// Time stops at the very end of a lease too.
@@ -200,6 +127,17 @@ pub(super) struct Scope {
 }
 
 impl Scope {
+    fn with(
+        mut self,
+        name: &'static str,
+        depths: [usize; 2],
+        change: impl FnOnce(&mut Self),
+    ) -> Self {
+        (self.name, self.depths) = (name, depths);
+        change(&mut self);
+        self
+    }
+
     pub(super) fn has(&self, event: Event) -> bool {
         self.happens.contains(&event)
     }
@@ -211,15 +149,22 @@ impl Scope {
     }
 }
 
-const NONE: Scope = Scope {
+pub(super) const NONE: Scope = Scope {
     name: "",
     connections: &[1, 1, 1],
     keys: 1,
-    asks: &[Ask::WAIT],
-    releases: &[Extent::One],
+    asks: &["BLOCK"],
+    releases: &[""],
     renewals: &[],
     happens: &[],
-    acks: false,
+    times: Times {
+        place: 2000,
+        claim: 1000,
+        acks: 500,
+        recheck: 5000,
+    },
+    acks: 0,
+    is_a_node: false,
     is_late: false,
     exact_ends: false,
     reads_other_keys: true,
@@ -228,234 +173,164 @@ const NONE: Scope = Scope {
 };
 
 /// All scopes.
-pub(super) const SCOPES: &[Scope] = &[
-    Scope {
-        name: "queue",
-        asks: &[Ask::TRY, Ask::WAIT],
-        releases: &[Extent::One, Extent::Token(Named::Stale)],
-        renewals: &[(LEASE_MS, None), (LEASE_MS / 3, Some(Named::Own))],
-        happens: &[Break, Delete, Overwrite, Leave, Disconnect],
-        depths: [6, 12],
-        ..NONE
-    },
-    Scope {
-        name: "modes",
-        asks: &[
-            Ask::WAIT,
-            Ask::WAIT.shared(),
-            Ask::WAIT.two(),
-            Ask::TRY.shared(),
-        ],
-        renewals: &[(LEASE_MS / 3, None)],
-        happens: &[Delete, Leave],
-        exact_ends: true,
-        depths: [4, 9],
-        ..NONE
-    },
-    Scope {
-        name: "modes, small bounds",
-        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.two()],
-        renewals: &[(LEASE_MS / 3, None)],
-        happens: &[Delete, Overwrite, Leave],
-        small_bounds: true,
-        depths: [4, 9],
-        ..NONE
-    },
-    Scope {
-        name: "sessions",
-        connections: &[1, 1],
-        asks: &[Ask::WAIT, Ask::WAIT.session()],
-        renewals: &[(LEASE_MS / 3, None)],
-        happens: &[Break, Delete, SendAway, Disconnect, Refuse],
-        is_late: true,
-        depths: [5, 12],
-        ..NONE
-    },
-    Scope {
-        name: "moves",
-        connections: &[1, 1],
-        keys: 2,
-        asks: &[Ask::WAIT, Ask::WAIT.session()],
-        happens: &[Delete, Rename, Swap, SendAway, Disconnect],
-        depths: [4, 8],
-        ..NONE
-    },
-    Scope {
-        name: "moves, small bounds",
-        connections: &[1, 1],
-        keys: 2,
-        asks: &[Ask::TRY.shared().session(), Ask::WAIT.session()],
-        happens: &[Break, Rename, Swap, Disconnect],
-        small_bounds: true,
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "two connections",
-        connections: &[2, 2],
-        asks: &[
-            Ask::WAIT,
-            Ask::WAIT.hold(1),
-            Ask::TRY.hold(2),
-            Ask::WAIT.session(),
-        ],
-        releases: &[Extent::One, Extent::All, Extent::Hold(1)],
-        happens: &[Delete, Leave, SendAway, Disconnect],
-        depths: [4, 9],
-        ..NONE
-    },
-    Scope {
-        name: "acknowledged, two connections",
-        connections: &[2, 1],
-        asks: &[Ask::WAIT, Ask::TRY.hold(2), Ask::WAIT.session()],
-        renewals: &[(LEASE_MS / 3, None)],
-        happens: &[Leave, SendAway, Disconnect],
-        acks: true,
-        depths: [6, 11],
-        ..NONE
-    },
-    Scope {
-        name: "paused grants, two connections",
-        connections: &[2, 1],
-        asks: &[Ask::WAIT, Ask::WAIT.hold(2), Ask::WAIT.session()],
-        releases: &[Extent::One, Extent::Hold(1)],
-        renewals: &[(LEASE_MS / 3, None)],
-        happens: &[Leave, SendAway, Disconnect, Pause],
-        depths: [5, 10],
-        ..NONE
-    },
-    Scope {
-        name: "deadlocks",
-        keys: 2,
-        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.two()],
-        happens: &[Leave],
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "deadlocks, two connections",
-        connections: &[2, 2],
-        keys: 2,
-        asks: &[Ask::WAIT, Ask::WAIT.shared()],
-        happens: &[Redisson, Leave],
-        depths: [4, 8],
-        ..NONE
-    },
-    Scope {
-        name: "deadlocks, small bounds",
-        connections: &[2, 1, 1],
-        keys: 2,
-        asks: &[Ask::WAIT],
-        happens: &[Leave],
-        small_bounds: true,
-        depths: [5, 9],
-        ..NONE
-    },
-    Scope {
-        name: "deadlocks, other keys unread",
-        keys: 2,
-        asks: &[Ask::WAIT],
-        happens: &[Delete, Overwrite, Leave],
-        reads_other_keys: false,
-        depths: [5, 10],
-        ..NONE
-    },
-    Scope {
-        name: "fail-over",
-        connections: &[1, 1],
-        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.session()],
-        happens: &[Delete, Disconnect, FailOver],
-        depths: [4, 11],
-        ..NONE
-    },
-    Scope {
-        name: "places",
-        asks: &[Ask::TRY, Ask::PLACE],
-        renewals: &[(LEASE_MS, Some(Named::Own))],
-        happens: &[Delete, GoDeaf],
-        exact_ends: true,
-        depths: [5, 8],
-        ..NONE
-    },
-    Scope {
-        name: "places in modes",
-        asks: &[Ask::PLACE, Ask::PLACE.shared(), Ask::PLACE.two()],
-        renewals: &[(LEASE_MS, Some(Named::Own))],
-        happens: &[Delete, GoDeaf],
-        small_bounds: true,
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "places and blocked waiters",
-        connections: &[2, 1],
-        asks: &[
-            Ask::WAIT,
-            Ask::PLACE.shared(),
-            Ask::WAIT.hold(1).shared(),
-            Ask::PLACE.session(),
-        ],
-        releases: &[Extent::One, Extent::All],
-        renewals: &[(LEASE_MS, Some(Named::Own))],
-        happens: &[Break, Delete, Leave, SendAway, Disconnect, GoDeaf],
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "places with sessions",
-        connections: &[1, 1],
-        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.session()],
-        renewals: &[(LEASE_MS, Some(Named::Own))],
-        happens: &[Delete, SendAway, Disconnect, GoDeaf, Refuse],
-        is_late: true,
-        exact_ends: true,
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "places and deadlocks",
-        connections: &[1, 1],
-        keys: 2,
-        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.shared()],
-        happens: &[Overwrite, Rename, Leave, GoDeaf],
-        depths: [4, 7],
-        ..NONE
-    },
-    Scope {
-        name: "everything",
-        connections: &[2, 1, 1],
-        keys: 2,
-        asks: &[
-            Ask::TRY,
-            Ask::WAIT,
-            Ask::WAIT.shared(),
-            Ask::WAIT.two(),
-            Ask::TRY.hold(2),
-            Ask::WAIT.hold(1),
-            Ask::WAIT.session(),
-            Ask::PLACE,
-            Ask::PLACE.shared(),
-            Ask::PLACE.session(),
-        ],
-        releases: &[
-            Extent::One,
-            Extent::All,
-            Extent::Hold(1),
-            Extent::Token(Named::Own),
-            Extent::Token(Named::Stale),
-        ],
-        renewals: &[
-            (LEASE_MS, None),
-            (LEASE_MS / 3, Some(Named::Own)),
-            (LEASE_MS, Some(Named::Stale)),
-        ],
-        happens: &[
-            Break, Delete, Overwrite, Rename, Swap, Redisson, Leave, SendAway, Disconnect, GoDeaf,
-            FailOver, Refuse,
-        ],
-        is_late: true,
-        exact_ends: true,
-        depths: [2, 5],
-        ..NONE
-    },
-];
+pub(super) fn scopes() -> Vec<Scope> {
+    vec![
+        NONE.with("queue", [6, 12], |it| {
+            it.asks = &["", "BLOCK"];
+            it.releases = &["", "FENCE=other"];
+            it.renewals = &[(LEASE_MS, ""), (LEASE_MS / 3, "FENCE=own")];
+            it.happens = &[Break, Delete, Overwrite, Leave, Disconnect];
+        }),
+        NONE.with("modes", [4, 9], |it| {
+            it.asks = &["BLOCK", "SHARED BLOCK", "LIMIT=2 BLOCK", "SHARED"];
+            it.renewals = &[(LEASE_MS / 3, "")];
+            it.happens = &[Delete, Leave];
+            it.exact_ends = true;
+        }),
+        NONE.with("modes, small bounds", [4, 9], |it| {
+            it.asks = &["BLOCK", "SHARED BLOCK", "LIMIT=2 BLOCK"];
+            it.renewals = &[(LEASE_MS / 3, "")];
+            it.happens = &[Delete, Overwrite, Leave];
+            it.small_bounds = true;
+        }),
+        NONE.with("sessions", [5, 12], |it| {
+            it.connections = &[1, 1];
+            it.asks = &["BLOCK", "SESSION BLOCK"];
+            it.renewals = &[(LEASE_MS / 3, "")];
+            it.happens = &[Break, Delete, SendAway, Disconnect, Refuse];
+            it.is_late = true;
+        }),
+        NONE.with("moves", [4, 8], |it| {
+            it.connections = &[1, 1];
+            it.keys = 2;
+            it.asks = &["BLOCK", "SESSION BLOCK"];
+            it.happens = &[Delete, Rename, Swap, SendAway, Disconnect];
+        }),
+        NONE.with("moves, small bounds", [4, 7], |it| {
+            it.connections = &[1, 1];
+            it.keys = 2;
+            it.asks = &["SHARED SESSION", "SESSION BLOCK"];
+            it.happens = &[Break, Rename, Swap, Disconnect];
+            it.small_bounds = true;
+        }),
+        NONE.with("two connections", [4, 9], |it| {
+            it.connections = &[2, 2];
+            it.asks = &["BLOCK", "HOLD=1 BLOCK", "HOLD=2", "SESSION BLOCK"];
+            it.releases = &["", "ALL", "HOLD=1"];
+            it.happens = &[Delete, Leave, SendAway, Disconnect];
+        }),
+        NONE.with("acknowledged, two connections", [6, 11], |it| {
+            it.connections = &[2, 1];
+            it.asks = &["BLOCK", "HOLD=2", "SESSION BLOCK"];
+            it.renewals = &[(LEASE_MS / 3, "")];
+            it.happens = &[Leave, SendAway, Disconnect];
+            it.acks = 1;
+        }),
+        NONE.with("paused grants, two connections", [5, 10], |it| {
+            it.connections = &[2, 1];
+            it.asks = &["BLOCK", "HOLD=2 BLOCK", "SESSION BLOCK"];
+            it.releases = &["", "HOLD=1"];
+            it.renewals = &[(LEASE_MS / 3, "")];
+            it.happens = &[Leave, SendAway, Disconnect, Pause];
+        }),
+        NONE.with("deadlocks", [4, 7], |it| {
+            it.keys = 2;
+            it.asks = &["BLOCK", "SHARED BLOCK", "LIMIT=2 BLOCK"];
+            it.happens = &[Leave];
+        }),
+        NONE.with("deadlocks, two connections", [4, 8], |it| {
+            it.connections = &[2, 2];
+            it.keys = 2;
+            it.asks = &["BLOCK", "SHARED BLOCK"];
+            it.happens = &[Redisson, Leave];
+        }),
+        NONE.with("deadlocks, small bounds", [5, 9], |it| {
+            it.connections = &[2, 1, 1];
+            it.keys = 2;
+            it.asks = &["BLOCK"];
+            it.happens = &[Leave];
+            it.small_bounds = true;
+        }),
+        NONE.with("deadlocks, other keys unread", [5, 10], |it| {
+            it.keys = 2;
+            it.asks = &["BLOCK"];
+            it.happens = &[Delete, Overwrite, Leave];
+            it.reads_other_keys = false;
+        }),
+        NONE.with("fail-over", [4, 11], |it| {
+            it.connections = &[1, 1];
+            it.asks = &["BLOCK", "SHARED BLOCK", "SESSION BLOCK"];
+            it.happens = &[Delete, Disconnect, FailOver];
+        }),
+        NONE.with("places", [5, 8], |it| {
+            it.asks = &["", "HOLD=1 QUEUE"];
+            it.renewals = &[(LEASE_MS, "FENCE=own")];
+            it.happens = &[Delete, GoDeaf];
+            it.exact_ends = true;
+        }),
+        NONE.with("places in modes", [4, 7], |it| {
+            it.asks = &[
+                "HOLD=1 QUEUE",
+                "HOLD=1 SHARED QUEUE",
+                "HOLD=1 LIMIT=2 QUEUE",
+            ];
+            it.renewals = &[(LEASE_MS, "FENCE=own")];
+            it.happens = &[Delete, GoDeaf];
+            it.small_bounds = true;
+        }),
+        NONE.with("places and blocked waiters", [4, 7], |it| {
+            it.connections = &[2, 1];
+            it.asks = &[
+                "BLOCK",
+                "HOLD=1 SHARED QUEUE",
+                "HOLD=1 SHARED BLOCK",
+                "HOLD=1 SESSION QUEUE",
+            ];
+            it.releases = &["", "ALL"];
+            it.renewals = &[(LEASE_MS, "FENCE=own")];
+            it.happens = &[Break, Delete, Leave, SendAway, Disconnect, GoDeaf];
+        }),
+        NONE.with("places with sessions", [4, 7], |it| {
+            it.connections = &[1, 1];
+            it.asks = &["BLOCK", "HOLD=1 QUEUE", "HOLD=1 SESSION QUEUE"];
+            it.renewals = &[(LEASE_MS, "FENCE=own")];
+            it.happens = &[Delete, SendAway, Disconnect, GoDeaf, Refuse];
+            it.is_late = true;
+            it.exact_ends = true;
+        }),
+        NONE.with("places and deadlocks", [4, 7], |it| {
+            it.connections = &[1, 1];
+            it.keys = 2;
+            it.asks = &["BLOCK", "HOLD=1 QUEUE", "HOLD=1 SHARED QUEUE"];
+            it.happens = &[Overwrite, Rename, Leave, GoDeaf];
+        }),
+        NONE.with("everything", [2, 5], |it| {
+            it.connections = &[2, 1, 1];
+            it.keys = 2;
+            it.asks = &[
+                "",
+                "BLOCK",
+                "SHARED BLOCK",
+                "LIMIT=2 BLOCK",
+                "HOLD=2",
+                "HOLD=1 BLOCK",
+                "SESSION BLOCK",
+                "HOLD=1 QUEUE",
+                "HOLD=1 SHARED QUEUE",
+                "HOLD=1 SESSION QUEUE",
+            ];
+            it.releases = &["", "ALL", "HOLD=1", "FENCE=own", "FENCE=other"];
+            it.renewals = &[
+                (LEASE_MS, ""),
+                (LEASE_MS / 3, "FENCE=own"),
+                (LEASE_MS, "FENCE=other"),
+            ];
+            it.happens = &[
+                Break, Delete, Overwrite, Rename, Swap, Redisson, Leave, SendAway, Disconnect,
+                GoDeaf, FailOver, Refuse,
+            ];
+            it.is_late = true;
+            it.exact_ends = true;
+        }),
+    ]
+}

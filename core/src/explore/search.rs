@@ -13,19 +13,17 @@ use super::form::Form;
 pub(super) type Checked<T = ()> = Result<T, Broken>;
 
 /// An invariant that does not hold, and what shows it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Broken {
     pub(super) invariant: &'static str,
     pub(super) shown_by: String,
 }
 
-impl Broken {
-    pub(super) fn new(invariant: &'static str, shown_by: String) -> Self {
-        Self {
-            invariant,
-            shown_by,
-        }
-    }
+pub(super) fn broken<T>(invariant: &'static str, shown_by: String) -> Checked<T> {
+    Err(Broken {
+        invariant,
+        shown_by,
+    })
 }
 
 /// What is searched.
@@ -46,10 +44,8 @@ pub(super) trait World: Clone {
 
     fn cast(&self) -> &Cast<Self::Scope>;
 
-    fn now_ms(&self) -> i64;
-
-    /// How often each connection was made anew.
-    fn generations(&self) -> Vec<u64>;
+    /// The time in milliseconds, and how often each connection was made anew.
+    fn moment(&self) -> (i64, Vec<u64>);
 
     /// Writes down what decides what will happen, by this order of names.
     fn take_down(&self, order: &Order, form: &mut Form<'_>);
@@ -60,8 +56,8 @@ pub(super) trait World: Clone {
     /// Two states that differ in names alone have the same one: the smallest over all orders
     /// of names.
     fn fingerprint(&self) -> u64 {
-        let (orders, generations) = (&self.cast().orders, self.generations());
-        let mut form = Form::collecting(&orders[0].names, &generations, self.now_ms());
+        let (orders, (now_ms, generations)) = (&self.cast().orders, self.moment());
+        let mut form = Form::collecting(&orders[0].names, &generations, now_ms);
         self.take_down(&orders[0], &mut form);
         let mut smallest = u64::MAX;
         for order in orders {
@@ -265,7 +261,7 @@ fn act<W: World>(world: &mut W, action: W::Action) -> Checked {
     done.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-        Err(Broken::new("nothing_panics", text.unwrap_or_default()))
+        broken("nothing_panics", text.unwrap_or_default())
     })
 }
 
@@ -288,7 +284,7 @@ pub(super) fn replay<W: World>(
     }
     Trace {
         lines,
-        broken: Broken::new("none", String::new()),
+        broken: Broken::default(),
     }
 }
 

@@ -3,13 +3,12 @@
 use std::rc::Rc;
 
 use super::cast::Cast;
-use super::form::client_id;
+use super::form::{Form, client_id};
 use super::keyspace::{Keyspace, Write};
-use super::scope::{Ask, BEGIN_MS, CLAIM_MS, RECHECK_MS, Scope};
-use super::search::{Broken, Checked};
-use crate::error::LockError;
-use crate::explore::cast::{key_name, owner_name};
-use crate::lock::{Lock, Now};
+use super::scope::{Ask, BEGIN_MS, Scope};
+use super::search::{Checked, broken};
+use crate::explore::cast::key_name;
+use crate::lock::Now;
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Owner};
 use crate::table::{HolderView, LockTable, Settings};
@@ -19,63 +18,87 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Doing {
     Nothing,
-    Waiting {
-        key: usize,
-        id: WaiterId,
-        ask: Ask,
-    },
+    /// It waits for the lock of this key.
+    Waiting(WaiterId, usize, Ask),
     /// It was granted the lock, and has not heard of it yet.
-    ToHear {
-        /// Where the hold is now, if anywhere.
-        key: usize,
-        token: FencingToken,
-        ask: Ask,
-        /// Whether its owner held the lock before.
-        was_held: bool,
-    },
+    ToHear(Grant),
     /// Its reply waits for replicas.
-    Withheld {
-        key: usize,
-        id: WaiterId,
-        token: FencingToken,
-        /// What it was granted. A renewal was asked for if nothing was.
-        grant: Option<(Ask, bool)>,
-        /// When the lease ends of which the reply tells.
-        until_ms: i64,
-    },
+    Withheld(WaiterId, Grant),
 }
 
-impl Doing {
-    /// Whether the owner held the lock before, if it is about to be told of a grant with
-    /// this token.
-    pub(super) fn grant_of(&mut self, of_key: usize, of_token: FencingToken) -> Option<&mut bool> {
-        match self {
-            Self::ToHear {
-                key,
-                token,
-                was_held,
-                ..
-            }
-            | Self::Withheld {
-                key,
-                token,
-                grant: Some((_, was_held)),
-                ..
-            } if (*key, *token) == (of_key, of_token) => Some(was_held),
-            _ => None,
+/// What a reply tells of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Grant {
+    /// Where the hold is now, if anywhere.
+    pub(super) key: usize,
+    pub(super) token: FencingToken,
+    /// What was asked for. A renewal was if nothing else.
+    pub(super) ask: Option<Ask>,
+    /// Whether its owner held the lock before.
+    pub(super) was_held: bool,
+    /// When the lease ends.
+    pub(super) until_ms: i64,
+}
+
+impl PlaceKept {
+    pub(super) fn is_in_queue_of(&self, key: usize) -> bool {
+        self.key == key && self.withheld_until_ms.is_none()
+    }
+}
+
+impl Grant {
+    pub(super) fn new(
+        key: usize,
+        token: FencingToken,
+        ask: Option<Ask>,
+        was_held: bool,
+        until_ms: i64,
+    ) -> Self {
+        Self {
+            key,
+            token,
+            ask,
+            was_held,
+            until_ms,
         }
     }
 }
 
-/// A place in a queue, as its owner asked for it last.
+impl Doing {
+    /// The name by which it waits.
+    pub(super) fn waiter(&self) -> Option<WaiterId> {
+        match *self {
+            Self::Waiting(id, ..) | Self::Withheld(id, _) => Some(id),
+            Self::Nothing | Self::ToHear(_) => None,
+        }
+    }
+
+    /// The grant of which it is about to be told, if it has this token.
+    pub(super) fn grant_of(&mut self, key: usize, token: FencingToken) -> Option<&mut Grant> {
+        let (Self::ToHear(grant) | Self::Withheld(_, grant)) = self else {
+            return None;
+        };
+        let is_it = (grant.key, grant.token) == (key, token) && grant.ask.is_some();
+        is_it.then_some(grant)
+    }
+}
+
+/// A place, as its owner asked for it last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceKept {
     pub(super) id: WaiterId,
+    pub(super) key: usize,
+    pub(super) owner: usize,
     /// The connection that asked.
     pub(super) at: usize,
     pub(super) ask: Ask,
     pub(super) until_ms: i64,
     pub(super) session: Option<ClientId>,
+    /// It was granted the lock, and its message waits for replicas: when the lease ends of
+    /// which that tells.
+    pub(super) withheld_until_ms: Option<i64>,
+    /// Its owner does not listen to it any more.
+    pub(super) is_left: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +169,14 @@ impl Known {
         });
     }
 
+    /// It is told of a hold for which it asked by this connection.
+    pub(super) fn bind(&mut self, client: ClientId, ask: Ask, token: FencingToken, held: bool) {
+        match ask.session {
+            true => self.tie(client, token, held),
+            false => self.told_by(client, token),
+        }
+    }
+
     /// It is told of a hold by this connection, without `SESSION`.
     pub(super) fn told_by(&mut self, client: ClientId, token: FencingToken) {
         if let Some(tied) = &mut self.tied
@@ -155,9 +186,8 @@ impl Known {
         }
     }
 
-    /// It is told of a renewal, which may have shortened its lease.
-    pub(super) fn renewed(&mut self, client: ClientId, token: FencingToken, until_ms: i64) {
-        self.rely_until(token, until_ms);
+    /// It is told of a renewal.
+    pub(super) fn renewed(&mut self, client: ClientId, token: FencingToken) {
         self.told = Some(token);
         self.told_by(client, token);
         self.holds = self.holds.max(1);
@@ -173,7 +203,7 @@ impl Known {
     }
 
     /// The owner may rely on a grant until then at least.
-    pub(super) fn rely_until(&mut self, token: FencingToken, until_ms: i64) {
+    fn rely_until(&mut self, token: FencingToken, until_ms: i64) {
         let before = self.promise.filter(|&(promised, _)| promised == token);
         if before.is_none() && self.told != Some(token) {
             self.holds = 0;
@@ -207,8 +237,8 @@ pub(super) struct World {
     pub(super) steps: i64,
     pub(super) connections: Vec<Connection>,
     pub(super) known: [[Known; 3]; 2],
-    /// The places of each owner that it was not told the end of.
-    pub(super) places: [[Option<PlaceKept>; 3]; 2],
+    /// The places that their owners were not told the end of.
+    pub(super) places: Vec<PlaceKept>,
     /// Whose messages nobody listens to.
     pub(super) deaf: [bool; 3],
     /// The greatest token that was ever granted.
@@ -217,6 +247,12 @@ pub(super) struct World {
     pub(super) changed: [Changed; 2],
     /// When the module tries again, after the server refused its writes.
     pub(super) retry_at_ms: Option<i64>,
+    /// How many replicas have to acknowledge what is told.
+    pub(super) replicas: usize,
+    /// What was written by the last action, for replicas, and what owners were told by it: a
+    /// hold and until when it lasts, or that it is over.
+    pub(super) written: Vec<Write>,
+    pub(super) told: Vec<(usize, Option<(FencingToken, i64)>)>,
     /// What was said, where somebody listens.
     pub(super) said: Option<String>,
 }
@@ -234,31 +270,6 @@ pub(super) enum Changed {
 }
 
 impl World {
-    pub(super) fn begin(scope: Scope) -> Self {
-        let cast = Cast::new(scope, scope.connections, scope.keys, &[0]);
-        let connection = Connection {
-            generation: 1,
-            doing: Doing::Nothing,
-        };
-        Self {
-            table: new_table(&scope),
-            data: Keyspace::default(),
-            copy: Keyspace::default(),
-            last_write: Vec::new(),
-            now_ms: BEGIN_MS,
-            steps: 0,
-            connections: vec![connection; cast.owner_of.len()],
-            cast,
-            known: Default::default(),
-            places: Default::default(),
-            deaf: Default::default(),
-            greatest: None,
-            changed: Default::default(),
-            retry_at_ms: None,
-            said: None,
-        }
-    }
-
     pub(super) fn scope(&self) -> &Scope {
         &self.cast.scope
     }
@@ -312,7 +323,7 @@ impl World {
     pub(super) fn waiting(&self, key: usize) -> Vec<(WaiterId, usize, Ask)> {
         let all = self.connections.iter().enumerate();
         let blocked = all.filter_map(|(at, one)| match one.doing {
-            Doing::Waiting { key: its, id, ask } if its == key => Some((id, at, ask)),
+            Doing::Waiting(id, its, ask) if its == key => Some((id, at, ask)),
             _ => None,
         });
         let places = self.places_for(key).map(|one| (one.id, one.at, one.ask));
@@ -327,14 +338,20 @@ impl World {
             let mut places = self.places_for(key);
             places.any(|place| place.id == id && self.is_over(place))
         };
-        let mut waiting = self.waiting(key);
-        waiting.retain(|&(id, ..)| !is_over(id));
-        waiting
+        let waiting = self.waiting(key).into_iter();
+        waiting.filter(|&(id, ..)| !is_over(id)).collect()
     }
 
     /// The places in this key's queue.
     pub(super) fn places_for(&self, key: usize) -> impl Iterator<Item = &PlaceKept> {
-        self.places[key].iter().flatten()
+        let is_in_queue = move |place: &&PlaceKept| place.is_in_queue_of(key);
+        self.places.iter().filter(is_in_queue)
+    }
+
+    /// The place of this owner in this key's queue is there no more.
+    pub(super) fn leave_place(&mut self, key: usize, owner: usize) {
+        let is_it = |place: &PlaceKept| place.is_in_queue_of(key) && place.owner == owner;
+        self.places.retain(|place| !is_it(place));
     }
 
     /// Whether a place must not be granted anything any more.
@@ -343,20 +360,36 @@ impl World {
         place.until_ms <= self.now_ms || place.session.is_some_and(has_ended)
     }
 
-    /// The key and the owner of a place.
-    pub(super) fn whose_place(&self, id: WaiterId) -> Checked<(usize, usize, PlaceKept)> {
-        let keys = 0..self.cast.keys.len();
-        let all = keys.flat_map(|key| (0..self.cast.owners.len()).map(move |owner| (key, owner)));
-        let mut places = all.filter_map(|(key, owner)| {
-            let place = self.places[key][owner]?;
-            (place.id == id).then_some((key, owner, place))
-        });
-        places.next().ok_or_else(|| {
-            Broken::new(
-                "only_who_waits_is_answered",
-                "the table told of a place that is not there".to_owned(),
-            )
-        })
+    /// Takes the place of which the table tells.
+    pub(super) fn take_place(&mut self, id: WaiterId) -> Checked<PlaceKept> {
+        match self.places.iter().position(|place| place.id == id) {
+            Some(at) => Ok(self.places.remove(at)),
+            None => broken("only_who_waits_is_answered", format!("{id:?}")),
+        }
+    }
+
+    /// Whether its owner hears what is published for a place.
+    pub(super) fn hears(&self, place: &PlaceKept) -> bool {
+        !self.deaf[place.owner] && !place.is_left
+    }
+
+    /// How long the first lease of a place lasts.
+    pub(super) fn first_lease(&self, ask: Ask) -> i64 {
+        let times = self.scope().times;
+        let acks_ms = if self.replicas > 0 { times.acks } else { 0 };
+        ask.lease_ms.min(times.claim.saturating_add(acks_ms))
+    }
+
+    pub(super) fn tell_of(&mut self, owner: usize, hold: Option<(FencingToken, i64)>) {
+        if self.scope().is_a_node {
+            self.told.push((owner, hold));
+        }
+    }
+
+    /// An owner is told of a hold that lasts until then.
+    pub(super) fn rely(&mut self, key: usize, owner: usize, token: FencingToken, until_ms: i64) {
+        self.known[key][owner].rely_until(token, until_ms);
+        self.tell_of(owner, Some((token, until_ms)));
     }
 
     pub(super) fn is_stored(&self, key: usize, owner: usize, token: FencingToken) -> bool {
@@ -419,44 +452,16 @@ impl World {
         }
     }
 
-    /// The code of an error, and who waits for whom.
-    pub(super) fn code(&self, error: &LockError) -> String {
-        let text = error.to_string();
-        let code = text.split(' ').next().unwrap_or_default();
-        let LockError::Deadlock { cycle } = error else {
-            return format!("-{code}");
+    /// All that invariants are about.
+    pub(super) fn picture(&self) -> String {
+        let of_key = |key: usize| {
+            let (lock, holders) = (self.data.read(key), self.holders(key));
+            let (waiting, known) = (self.waiting(key), &self.known[key]);
+            let name = key_name(key);
+            format!("{name} is {lock:?}, held by {holders:?}, for which {waiting:?}; {known:?}")
         };
-        let edges = cycle.iter().map(|edge| {
-            let key = self.cast.keys.iter().position(|one| *one == edge.key);
-            let name = |owner: &Owner| owner_name(self.owner_number(owner));
-            let (waiter, blocker) = (name(&edge.waiter), name(&edge.blocker));
-            let key = key.map_or("?", |key| key_name(key));
-            format!("{waiter} waits for {key} held by {blocker}")
-        });
-        format!("-{code}: {}", edges.collect::<Vec<_>>().join(", "))
-    }
-
-    /// A lock in few words.
-    pub(super) fn sketch(&self, lock: &Lock) -> String {
-        let in_ms = |at_ms: Option<i64>| match at_ms {
-            Some(at_ms) => format!("{} ms", at_ms - self.now_ms),
-            None => "ever".to_owned(),
-        };
-        let holders = lock.holders().iter().map(|one| {
-            let name = owner_name(self.owner_number(&one.owner));
-            let token = one.token.map_or(0, |token| self.short(token));
-            let (holds, left) = (one.holds, in_ms(one.lease_end_ms));
-            format!("{name} {holds} time(s) by token {token} for {left}")
-        });
-        let holders: Vec<String> = holders.collect();
-        match holders.is_empty() {
-            true => "nobody".to_owned(),
-            false => format!(
-                "{}, of a key that lasts for {}",
-                holders.join(" and "),
-                in_ms(lock.expires_at_ms)
-            ),
-        }
+        let keys: Vec<String> = (0..self.cast.keys.len()).map(of_key).collect();
+        format!("at {}: {}", self.now_ms, keys.join("; "))
     }
 
     /// Forgets what can't matter any more.
@@ -482,10 +487,47 @@ impl World {
 pub(super) fn new_table(scope: &Scope) -> LockTable {
     let mut table = LockTable::default();
     table.settings = Settings {
-        recheck_interval_ms: RECHECK_MS,
-        claim_timeout_ms: CLAIM_MS,
+        recheck_interval_ms: scope.times.recheck,
+        claim_timeout_ms: scope.times.claim,
         reads_other_keys: scope.reads_other_keys,
         ..Settings::default()
     };
     table
+}
+
+/// Parts of a state.
+impl World {
+    pub(super) fn take_down_grant(&self, grant: &Grant, form: &mut Form<'_>) {
+        form.key(self.cast.key(grant.key));
+        form.token(Some(grant.token));
+        form.flag(grant.ask.is_some());
+        if let Some(ask) = grant.ask {
+            form.text(ask.words);
+            form.flag(grant.was_held);
+        }
+    }
+
+    /// What an owner waits for on one of several nodes.
+    pub(super) fn take_down_waits(&self, owner: usize, form: &mut Form<'_>) {
+        let places = self.places.iter().filter(|place| place.owner == owner);
+        form.count(places.clone().count());
+        for place in places {
+            form.waiter(Some(place.id));
+            form.flag(place.is_left);
+            let left_ms = place.withheld_until_ms.map(|at_ms| at_ms - self.now_ms);
+            form.number(left_ms.map_or(i64::MIN, |left_ms| left_ms.max(-1)));
+            form.number(self.first_lease(place.ask));
+        }
+        match self.connections[owner].doing {
+            Doing::Waiting(id, _, ask) => {
+                form.waiter(Some(id));
+                form.number(ask.lease_ms);
+            }
+            Doing::Withheld(id, grant) => {
+                form.waiter(Some(id));
+                form.number((grant.until_ms - self.now_ms).max(-1));
+            }
+            Doing::Nothing | Doing::ToHear(_) => form.number(0),
+        }
+    }
 }

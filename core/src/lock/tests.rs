@@ -245,6 +245,12 @@ fn check_acquire(
     );
 }
 
+#[track_caller]
+fn check_granted(before: &Lock, limit: Limit, name: &str, token: i64, effects: &[Effect]) {
+    let request = acquire_as(limit, name);
+    check_acquire(before, &request, granted(token), effects);
+}
+
 /// A request that is refused, or finds the lock busy, leaves no trace.
 #[track_caller]
 fn check_acquire_in_vain(

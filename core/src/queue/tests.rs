@@ -342,7 +342,12 @@ impl Model {
                     before.any(|one| one.who != who && one.asks.is_alone)
                 };
                 for position in line.iter().map(|one| Some(one.id)).chain([None]) {
-                    let has = queues.has_exclusive_before(key, &owner(name), position);
+                    let has = queues.has_exclusive_before(
+                        key,
+                        &owner(name),
+                        position,
+                        &Cell::new(usize::MAX),
+                    );
                     prop_assert_eq!(has, has_before(position));
                 }
             }

@@ -46,44 +46,26 @@ mod stored_hashes {
             expires_at_ms: Some(END),
             ..free(Some(7))
         };
-        let all: [(&[_], _, _); 9] = [
-            (&[], None, free(None)),
+        let all: [(&[_], _); 9] = [
+            (&[], free(None)),
             (
                 &[("a", "2"), ("@fence", "7")],
-                Some(END),
                 held("a", 2, Some(7), Some(END)),
             ),
             // Somebody persisted the key.
-            (
-                &[("a", "1"), ("@fence", "7")],
-                None,
-                held("a", 1, Some(7), None),
-            ),
-            (
-                &[(redisson, "3")],
-                Some(END),
-                held(redisson, 3, None, Some(END)),
-            ),
-            (&[("@fence", "7")], None, free(Some(7))),
-            (&[("@fence", "7")], Some(END), remembered),
-            (
-                &[("@fence", "9007199254740991")],
-                None,
-                free(Some(TOKEN_MAX)),
-            ),
+            (&[("a", "1"), ("@fence", "7")], held("a", 1, Some(7), None)),
+            (&[(redisson, "3")], held(redisson, 3, None, Some(END))),
+            (&[("@fence", "7")], free(Some(7))),
+            (&[("@fence", "7")], remembered),
+            (&[("@fence", "9007199254740991")], free(Some(TOKEN_MAX))),
             (
                 &[("a", "9223372036854775807")],
-                Some(END),
                 held("a", i64::MAX, None, Some(END)),
             ),
-            (
-                &[(&longest, "1")],
-                Some(END),
-                held(&longest, 1, None, Some(END)),
-            ),
+            (&[(&longest, "1")], held(&longest, 1, None, Some(END))),
         ];
-        for (fields, expiry, lock) in all {
-            check(fields, expiry, &lock);
+        for (fields, lock) in all {
+            check(fields, lock.expires_at_ms, &lock);
         }
     }
 

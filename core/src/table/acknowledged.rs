@@ -92,16 +92,10 @@ impl Transition<'_> {
         self.step.withheld = Some(id);
     }
 
-    /// The lease of holds that are bound to a connection lasts until then: at once, or, where
+    /// The lease of holds that are bound to a connection counts as it is now: at once, or, where
     /// that is later than before and has to be acknowledged, once it is. Where another lease is
-    /// to be kept up from now on, those that wait count no more: they may end later.
-    pub(super) fn lease_lasts(
-        &mut self,
-        owner: &Owner,
-        token: FencingToken,
-        until_ms: i64,
-        kept_up: Option<Lease>,
-    ) {
+    /// `set`, to be kept up from now on, those that wait count no more: they may end later.
+    pub(super) fn lease_counts(&mut self, owner: &Owner, token: FencingToken, set: Option<Lease>) {
         let table = &mut *self.table;
         if table.sessions.is_empty() {
             return;
@@ -110,11 +104,12 @@ impl Transition<'_> {
         #[cfg(feature = "planted-faults")]
         let waits = waits && !Fault::RenewalNotCovered.planted();
         let (hold, now_ms) = (HoldId::new(self.key, owner), self.now.ms());
+        let end_ms = self.lock.holder(owner).and_then(|held| held.lease_end_ms);
         let (next_serial, mut later_ms) = (table.acks.next_serial(), None);
         table.sessions.change(&hold, Some(token), |bound| {
             let before_ms = bound.kept_until_ms;
-            bound.last_until(until_ms);
-            if let Some(lease) = kept_up {
+            bound.kept_until_ms = end_ms.unwrap_or(before_ms);
+            if let Some(lease) = set {
                 bound.set_lease(lease, now_ms);
                 bound.counts_from = next_serial;
             }

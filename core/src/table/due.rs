@@ -95,12 +95,7 @@ impl Transition<'_> {
         let kept = self.lock.keep(owner, token, lease, now, effects);
         if kept {
             let is_set = lease < binding.lease;
-            self.lease_lasts(
-                owner,
-                token,
-                lease.end_ms(now.ms()),
-                is_set.then_some(lease),
-            );
+            self.lease_counts(owner, token, is_set.then_some(lease));
         } else {
             // Before the hand-off, which may bind the owner's next holds.
             self.table.sessions.unbind(key, owner);

@@ -164,7 +164,7 @@ impl Transition<'_> {
             }
             sessions.unbind(self.key, owner);
         }
-        self.lease_lasts(owner, token, request.lease.end_ms(now_ms), None);
+        self.lease_counts(owner, token, None);
         Ok(Some(Grant {
             token,
             before: before.unwrap_or(held),

@@ -23,8 +23,10 @@ impl Transition<'_> {
             return;
         };
         let id = earlier.id;
-        if self.table.is_over(earlier, self.now.steady_ms) {
-            match channel == earlier.wait.channel.as_ref() {
+        let until_ms = earlier.wait.until_ms;
+        let is_late = until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms);
+        if is_late || self.table.is_over(earlier, self.now.steady_ms) {
+            match earlier.is_place() && channel == earlier.wait.channel.as_ref() {
                 true => {
                     let ended = self.table.take_out(id, now_ms);
                     self.replaced.extend(ended.map(|ended| ended.addressee()));

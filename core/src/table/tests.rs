@@ -129,7 +129,7 @@ impl Ask {
 }
 
 /// A server with its table.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Server {
     table: LockTable,
     keys: BTreeMap<KeyBuf, Value>,
@@ -201,29 +201,11 @@ impl World for Server {
 impl Server {
     fn new() -> Self {
         Self {
-            table: LockTable::default(),
-            keys: BTreeMap::new(),
             first_expiry_ms: i64::MIN,
             now_us: START_MS * 1000,
-            ahead_ms: 0,
-            answers: Vec::new(),
-            clients: BTreeMap::new(),
-            events: Vec::new(),
-            log: Vec::new(),
-            effects: Effects::new(),
-            freed: false,
-            offset: 0,
-            withheld: None,
-            stream_goes_on: false,
-            steps: 0,
-            questions: 0,
             tells: true,
             listens: true,
-            deaf: BTreeSet::new(),
-            unheard: Vec::new(),
-            granted_places: Vec::new(),
-            asker: None,
-            offers: 0,
+            ..Self::default()
         }
     }
 
@@ -416,16 +398,17 @@ impl Server {
     /// Is put into the queue.
     #[track_caller]
     fn wait(&mut self, key: KeyRef<'_>, ask: Ask) -> WaiterId {
-        match self.acquire(key, ask) {
-            Ok(Acquired::Queued(id)) => id,
-            other => panic!("{other:?}"),
-        }
+        self.wait_until(key, ask, None)
     }
 
     /// As [`Server::wait`], for this long at most.
     #[track_caller]
     fn wait_for(&mut self, key: KeyRef<'_>, ask: Ask, timeout_ms: i64) -> WaiterId {
-        let until_ms = Some(self.now().steady_ms + timeout_ms);
+        self.wait_until(key, ask, Some(self.now().steady_ms + timeout_ms))
+    }
+
+    #[track_caller]
+    fn wait_until(&mut self, key: KeyRef<'_>, ask: Ask, until_ms: Option<i64>) -> WaiterId {
         match self.acquire_until(key, ask, until_ms) {
             Ok(Acquired::Queued(id)) => id,
             other => panic!("{other:?}"),
@@ -616,9 +599,7 @@ impl Server {
     fn pass(&mut self, ms: i64) {
         let end_us = self.now_us + ms * 1000;
         loop {
-            let ended = self.give_up();
-            self.answers.extend(ended);
-            self.run();
+            self.wake();
             let wake_ms = self.table.wake_at_ms(self.now()).unwrap_or(i64::MAX);
             if wake_ms.saturating_mul(1000) >= end_us || !self.table.to_close.is_empty() {
                 break;
@@ -626,6 +607,10 @@ impl Server {
             self.now_us = self.now_us.max(wake_ms * 1000);
         }
         self.now_us = end_us;
+        self.wake();
+    }
+
+    fn wake(&mut self) {
         let ended = self.give_up();
         self.answers.extend(ended);
         self.run();

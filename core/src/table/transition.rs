@@ -133,8 +133,7 @@ impl<'t> Transition<'t> {
             return Ok(false);
         };
         self.table.claim(self.key, owner, token, now.ms());
-        let lease = request.lease;
-        self.lease_lasts(owner, token, lease.end_ms(now.ms()), Some(lease));
+        self.lease_counts(owner, token, Some(request.lease));
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
             None => {

@@ -10,7 +10,7 @@ use crate::effect::Effects;
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, left_ms};
-use crate::queue::{Counts, Waiter};
+use crate::queue::{Counts, Waiter, WaiterId};
 use crate::request::{ClientId, Limit, Owner};
 use crate::token::FencingToken;
 
@@ -102,13 +102,19 @@ impl LockTable {
             let all = self.queues.waiters(key);
             all.filter(|waiter| !self.is_over(waiter, now.steady_ms))
         };
+        // Mostly none is over, and they need not be gone through.
+        let until_now = ..=(now.steady_ms, WaiterId(u64::MAX));
+        let is_any_over = !self.gone.is_empty() || self.time_outs.range(until_now).next().is_some();
         LockView {
             limit: lock.strictest_limit(),
             token: lock.last_token,
             ttl_ms,
             holding,
             holders,
-            waiting: waiters().count(),
+            waiting: match is_any_over {
+                true => waiters().count(),
+                false => self.queues.length(key),
+            },
             waiters: waiters().take(SHOWN_OF_A_LOCK).cloned().collect(),
         }
     }

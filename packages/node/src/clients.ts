@@ -15,7 +15,8 @@ export interface Server {
   readonly isCluster: boolean;
   /** Whether the application has closed its client. */
   isEnded(): boolean;
-  ask(key: Argument, args: Argument[]): Promise<unknown>;
+  /** Sends a command whose first argument is the key. */
+  ask(args: Argument[]): Promise<unknown>;
   /** The name of the server that this key is at; nothing where there is one alone or where it isn't known. */
   nodeOf(key: Argument): string;
   /** Opens a connection of its own to that server. Once it is closed it is not opened again. */
@@ -39,28 +40,21 @@ export function serverOf(client: Client): Server {
 
 /** A connection that is a client of the library, of which an error or such an event is the end. */
 async function connected(own: Anything, ask: Connection["ask"], subscribe: Connection["subscribe"], closed: () => void) {
-  let fail = (): void => {};
-  const failed = new Promise((_, reject) => (fail = () => reject(new NativeLockError("the connection is closed"))));
-  let isClosed = false;
-  const close = (): void => {
-    if (!isClosed) {
-      isClosed = true;
-      if (own.status !== undefined) own.disconnect();
-      else if (own.isOpen) own.destroy();
-      fail();
-      closed();
-    }
-  };
+  let close = (): void => {};
+  const failed = new Promise<void>((resolve) => (close = resolve)).then(() => {
+    if (own.status !== undefined) own.disconnect();
+    else if (own.isOpen) own.destroy();
+    closed();
+    throw new NativeLockError("the connection is closed");
+  });
   // An error is one of the connection; the others come where a slot has moved away.
   for (const event of ["error", "end", "moved", "sharded-channel-moved"]) own.on(event, close);
-  try {
-    await within(Promise.race([own.connect(), failed]), CONNECT_WITHIN_MS);
-    // In ioredis 5 a subscription that is refused because the slot has moved does not end by itself.
-    return { ask, subscribe: (channel: string) => Promise.race([subscribe(channel), failed]), close };
-  } catch (error) {
+  await within(Promise.race([own.connect(), failed]), CONNECT_WITHIN_MS).catch((error) => {
     close();
     throw error;
-  }
+  });
+  // In ioredis 5 a subscription that is refused because the slot has moved does not end by itself.
+  return { ask, subscribe: (channel: string) => Promise.race([subscribe(channel), failed]), close };
 }
 
 function ioredis(client: Anything): Server {
@@ -74,9 +68,9 @@ function ioredis(client: Anything): Server {
     isCluster,
     nodeOf,
     isEnded: () => client.status === "end",
-    ask(key, args) {
+    ask(args) {
       // The cluster does not know where the key stands in such a command, and would ask any node first.
-      const node = isCluster ? primaryOf(key) : undefined;
+      const node = isCluster ? primaryOf(args[1]!) : undefined;
       if (node === undefined) return client.call(...args);
       return node.call(...args).catch((error: unknown) => {
         if (!["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"].includes(codeOf(error))) throw error;
@@ -113,8 +107,8 @@ function nodeRedis(client: Anything): Server {
     isCluster,
     nodeOf: (key) => (isCluster ? (primaryOf(key)?.address ?? "") : ""),
     isEnded: () => !client.isOpen,
-    ask(key, args) {
-      if (isCluster) return client.sendCommand(key, false, args, plain);
+    ask(args) {
+      if (isCluster) return client.sendCommand(args[1], false, args, plain);
       return isSentinel ? client.sendCommand(false, args, plain) : client.sendCommand(args, plain);
     },
     async open(key, closed, hear) {

@@ -1,21 +1,70 @@
-// What holds and waits share.
+// What holds share: the subscriptions, and what goes on in the background.
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { Server } from "./clients.js";
+import type { Connection, Server } from "./clients.js";
 import { mayPass, NativeLockError, NoModule, translated } from "./errors.js";
-import { type Attempt, Ear } from "./waiting.js";
-import { type Argument, now, pauses, shown, slotOf, tagOf, within } from "./wire.js";
+import type { Hold } from "./hold.js";
+import { type Argument, netstrings, now, pauses, shown, slotOf, tagOf, within } from "./wire.js";
 
 const LEAST_VERSION = "0.2.0";
 const CLOSE_WITHIN_MS = 5000;
+const SILENCE_MS = 10_000; // How often the server is asked whether the subscription still stands.
+
+/** The subscription to one server, which all waits there share. Where it breaks, who waits asks for it anew. */
+export class Ear {
+  private connection: Promise<Connection> | undefined;
+  private readonly channels = new Map<string, Promise<unknown>>();
+  private pinging: NodeJS.Timeout | undefined;
+
+  constructor(private readonly core: Core) {}
+
+  hears(channel: string): boolean {
+    return this.channels.has(channel);
+  }
+
+  /** Resolves once the server publishes to us. */
+  async subscribe(key: Argument, channel: string): Promise<void> {
+    const connection = await (this.connection ??= this.open(key));
+    if (!this.channels.has(channel)) {
+      this.channels.set(channel, connection.subscribe(channel));
+      // One that is refused is asked for again by the next.
+      this.channels.get(channel)?.catch(() => this.channels.delete(channel));
+    }
+    await this.channels.get(channel);
+  }
+
+  private async open(key: Argument): Promise<Connection> {
+    try {
+      const hear = (message: Buffer): void => this.core.hear(netstrings(message));
+      const connection = await this.core.server.open(key, () => this.end(), hear);
+      const ping = (): unknown => within(connection.ask(["PING"]), SILENCE_MS).catch(() => connection.close());
+      this.pinging = setInterval(ping, SILENCE_MS).unref();
+      return connection;
+    } catch (error) {
+      this.end();
+      throw error;
+    }
+  }
+
+  private end(): void {
+    clearInterval(this.pinging);
+    this.connection = undefined;
+    this.channels.clear();
+    for (const hold of this.core.holds.values()) if (hold.ear === this) hold.wake();
+  }
+
+  close(): void {
+    this.connection?.then((connection) => connection.close(), () => {});
+  }
+}
 
 export class Core {
-  /** By owner, as long as they wait or hold the lock: messages may come late. */
-  readonly waits = new Map<string, Attempt>();
+  /** By owner, as long as they wait or hold the lock. */
+  readonly holds = new Map<string, Hold>();
   private readonly ears = new Map<string, Ear>();
   private readonly channel = `redislock:${randomUUID()}`;
   private readonly background = new Set<Promise<unknown>>();
-  private checking: Promise<void> | undefined;
+  private isChecked = false;
 
   constructor(readonly server: Server, readonly onError: (error: Error) => void) {}
 
@@ -25,19 +74,14 @@ export class Core {
   }
 
   /** Asks once for the module's version, where that is allowed and it has one. */
-  checkVersion(key: Argument): Promise<void> {
-    this.checking ??= this.askVersion(key);
-    this.checking.catch(() => (this.checking = undefined));
-    return this.checking;
-  }
-
-  private async askVersion(key: Argument): Promise<void> {
-    if (this.server.isCluster) return;
+  async checkVersion(): Promise<void> {
+    if (this.isChecked || this.server.isCluster) return;
+    this.isChecked = true;
     // Whatever goes wrong here, the acquire will say.
-    const info = await within(this.server.ask(key, ["INFO", "lock"]), 1000).catch(() => "");
+    const info = await within(this.server.ask(["INFO", "lock"]), 1000).catch(() => "");
     const found = /lock_version\W+([\d.]+)/.exec(String(info))?.[1] ?? LEAST_VERSION;
-    if (found.localeCompare(LEAST_VERSION, "en", { numeric: true }) >= 0) return;
-    throw new NoModule(`the server's lock module is ${found}: load ${LEAST_VERSION} or later`);
+    this.isChecked = found.localeCompare(LEAST_VERSION, "en", { numeric: true }) >= 0;
+    if (!this.isChecked) throw new NoModule(`the server's lock module is ${found}: load ${LEAST_VERSION} or later`);
   }
 
   earFor(key: Argument): { ear: Ear; channel: string } {
@@ -47,13 +91,8 @@ export class Core {
     return { ear, channel: this.channel + (this.server.isCluster ? `{${tagOf(slotOf(key))}}` : "") };
   }
 
-  hear([, key, owner, result, leaseMs]: Buffer[]): void {
-    if (!key || !owner || !result) return;
-    const wait = this.waits.get(String(owner));
-    wait?.hear(String(result), Number(leaseMs));
-    // Nobody waits for it any more.
-    const release = ["LOCK.RELEASE", key, owner, "FENCE", result];
-    if (!wait && Number(result) > 0) this.inBackground(this.insist(key, release, Number(leaseMs)));
+  hear([, , owner, result, firstLeaseMs]: Buffer[]): void {
+    this.holds.get(String(owner))?.hear(String(result), Number(firstLeaseMs));
   }
 
   /** Sends what gives a lock back until it is answered, or for so long. Resolves with the reply, if there is one. */
@@ -61,7 +100,7 @@ export class Core {
     const until = now() + forMs;
     for (const pauseMs of pauses()) {
       try {
-        return await this.server.ask(key, args);
+        return await this.server.ask(args);
       } catch (error) {
         if (!mayPass(error) || this.server.isEnded() || now() >= until) {
           return this.report(error, `${shown(key)} is left to its lease, not given back`);

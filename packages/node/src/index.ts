@@ -4,8 +4,7 @@ import { type Client, serverOf } from "./clients.js";
 import { Core } from "./core.js";
 import { LockBusy } from "./errors.js";
 import { Hold } from "./hold.js";
-import { Attempt } from "./waiting.js";
-import { checkedLease, Request } from "./wire.js";
+import { checkedLease } from "./wire.js";
 
 export { Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded } from "./errors.js";
 export type { Client, Hold };
@@ -96,8 +95,7 @@ export class Locks implements AsyncDisposable {
     if (signal !== undefined) setMaxListeners(0, signal);
     const whole = typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
     const mode = shared ? ["SHARED"] : limit === undefined ? [] : ["LIMIT", String(limit)];
-    const request = new Request(whole, checkedLease(lease), wait, mode, atLeast, renew);
-    const grant = await new Attempt(this.core, request).take(signal);
-    return new Hold(this.core, request, grant, outer);
+    const request = { key: whole, lease: checkedLease(lease), wait, mode, atLeast, renew };
+    return new Hold(this.core, request, outer).take(signal);
   }
 }

@@ -1,5 +1,4 @@
 // What is sent to the server and told by it, and the clock by which leases are counted.
-import { randomUUID } from "node:crypto";
 import { NativeLockError } from "./errors.js";
 
 export type Argument = string | Buffer;
@@ -32,37 +31,7 @@ export function* pauses(): Generator<number, never> {
   for (let pauseMs = 20; ; pauseMs = Math.min(pauseMs * 2, 1000)) yield pauseMs * (0.5 + Math.random() / 2);
 }
 
-const wholeMs = (ms: number): string => String(Math.max(1, Math.floor(ms)));
-
-/** What is asked for, by an owner who never asked before: so a grant comes after the request was sent. */
-export class Request {
-  readonly owner: string = randomUUID();
-
-  constructor(
-    readonly key: Argument,
-    readonly leaseMs: number,
-    readonly waitMs: number,
-    readonly mode: string[],
-    readonly atLeastMs: number,
-    readonly isRenewed: boolean,
-  ) {}
-
-  /** With HOLD 1 it does no harm that it is sent again. */
-  acquire(how: string, ms: number, ...channel: string[]): Argument[] {
-    const waiting = how === "" ? [] : [how, ms === Infinity ? "0" : wholeMs(ms), ...channel];
-    const lease = ["LEASE", wholeMs(this.leaseMs), "HOLD", "1"];
-    return ["LOCK.ACQUIRE", this.key, this.owner, ...lease, ...waiting, ...this.mode];
-  }
-
-  renewal(token: number, leaseMs: number): Argument[] {
-    return ["LOCK.RENEW", this.key, this.owner, "LEASE", wholeMs(leaseMs), "FENCE", String(token)];
-  }
-
-  /** Without a token it gives up a place, and a hold that was not told of. */
-  release(token?: number): Argument[] {
-    return ["LOCK.RELEASE", this.key, this.owner, ...(token === undefined ? [] : ["FENCE", String(token)])];
-  }
-}
+export const wholeMs = (ms: number): string => String(Math.max(1, Math.floor(ms)));
 
 export const shown = (key: Argument): string => (typeof key === "string" ? key : key.toString("latin1"));
 

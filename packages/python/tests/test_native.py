@@ -28,7 +28,7 @@ async def test_the_hook_of_the_client(server, world, library):
 
     first, other = lock(), lock(timeout=None, blocking_timeout=0.1)
     assert await is_so(first.acquire) and await is_so(first.locked) and await is_so(first.owned)
-    assert server.redis.hexists("l", first.local.token)
+    assert server.redis.hexists("l", first.local.hold.owner)
     assert not await is_so(other.acquire) and not await is_so(other.acquire, blocking=False)
     assert not await is_so(other.owned)
     assert await is_so(first.extend, 5) and 9000 < server.redis.pttl("l") <= 10000

@@ -199,26 +199,25 @@ impl Client {
     /// Sends a command that must fail. Returns its error, the code first.
     #[track_caller]
     pub fn error(&mut self, command: &str) -> String {
-        let reply = self.call(command);
-        error_text(&reply).unwrap_or_else(|| panic!("{command}: {reply:?} is no error"))
+        self.send(command);
+        self.reply_error()
     }
 
     /// The next reply, which must be an error.
     #[track_caller]
     pub fn reply_error(&mut self) -> String {
-        let reply = self.reply();
-        error_text(&reply).unwrap_or_else(|| panic!("{reply:?} is no error"))
+        match self.reply() {
+            Value::ServerError(error) => {
+                format!("{} {}", error.code(), error.details().unwrap_or_default())
+            }
+            other => panic!("{other:?} is no error"),
+        }
     }
 
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&mut self, field: &str) -> i64 {
         self.connection.info(field).expect("a number")
-    }
-
-    /// A number from `INFO`, if the server answers and has it.
-    pub fn try_info(&mut self, field: &str) -> Option<i64> {
-        self.connection.info(field).ok()
     }
 
     /// The server's memory, once what it frees in the background is freed.
@@ -246,35 +245,6 @@ impl Client {
             }
             now = self.used_memory();
             now <= before + 128 * 1024
-        });
-    }
-
-    /// The fields of a hash, sorted.
-    #[track_caller]
-    pub fn hash(&mut self, key: &str) -> Vec<(String, String)> {
-        let Value::Array(flat) = self.call(&format!("HGETALL {key}")) else {
-            panic!("HGETALL did not answer a list");
-        };
-        let mut words = flat.into_iter().map(|word| match word {
-            Value::BulkString(word) => String::from_utf8_lossy(&word).into_owned(),
-            other => panic!("{other:?} is not text"),
-        });
-        let mut fields = Vec::new();
-        while let (Some(name), Some(value)) = (words.next(), words.next()) {
-            fields.push((name, value));
-        }
-        fields.sort();
-        fields
-    }
-
-    /// Sends a command that must block, and waits until one client more is
-    /// blocked than before.
-    #[track_caller]
-    pub fn send_and_block(&mut self, observer: &mut Self, command: &str) {
-        let before = observer.info("blocked_clients");
-        self.send(command);
-        super::eventually("the client is blocked", || {
-            observer.info("blocked_clients") == before + 1
         });
     }
 }
@@ -306,17 +276,6 @@ impl Arrivals {
         assert_eq!(events.len(), self.count, "not all have come");
         events.iter().map(|event| event.data.u64()).collect()
     }
-}
-
-fn error_text(reply: &Value) -> Option<String> {
-    let Value::ServerError(error) = reply else {
-        return None;
-    };
-    Some(format!(
-        "{} {}",
-        error.code(),
-        error.details().unwrap_or_default()
-    ))
 }
 
 #[track_caller]

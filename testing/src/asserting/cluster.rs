@@ -119,20 +119,31 @@ impl Cluster {
         self.nodes.iter().for_each(TestServer::assert_sound);
     }
 
+    /// A new replica of a node, which that node knows.
+    #[track_caller]
+    pub fn add_replica(primary: &TestServer, id: &str) -> TestServer {
+        let replica = Self::node();
+        let addrs = [&replica, primary].map(|node| node.addr().to_string());
+        let of_it = ["--cluster-slave", "--cluster-master-id", id];
+        let command = [&["add-node", &addrs[0], &addrs[1]], &of_it[..]].concat();
+        let (is_added, said) = cluster_command(&command);
+        assert!(is_added, "no replica: {said}");
+        replica.await_link().unwrap();
+        let relation = format!("slave {id}");
+        super::eventually("the primary knows the replica", || {
+            primary.client().bulk("CLUSTER NODES").contains(&relation)
+        });
+        replica
+    }
+
     /// Moves the lowest slots of one node to another, as an operator would.
     #[track_caller]
     pub fn reshard(&self, from: usize, to: usize, slots: usize) {
         let (node, slots) = (self.nodes[0].addr().to_string(), slots.to_string());
         let (from, to) = (self.ids[from].as_str(), self.ids[to].as_str());
-        let which = [
-            "--cluster-from",
-            from,
-            "--cluster-to",
-            to,
-            "--cluster-slots",
-            &slots,
-        ];
-        let (is_moved, said) = cluster_command(&[&["reshard", &node][..], &which].concat());
+        let ways = ["--cluster-from", from, "--cluster-to", to];
+        let command = [&["reshard", &node, "--cluster-slots", &slots][..], &ways].concat();
+        let (is_moved, said) = cluster_command(&command);
         assert!(is_moved, "no reshard: {said}");
     }
 }
@@ -159,20 +170,16 @@ impl MovingSlot {
         }
     }
 
-    /// How node 0 sends clients away once the slot has moved.
-    pub fn moved(&self) -> String {
-        format!("MOVED {} {}", self.slot, self.cluster.nodes[1].addr())
-    }
-
     /// How many keys of the slot a node has.
     #[track_caller]
     pub fn keys_on(&self, node: usize) -> i64 {
         let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
         self.cluster.client(node).int(&count)
     }
+
     /// Tells a node of the slot's state, as `CLUSTER SETSLOT` has it.
     #[track_caller]
-    pub fn set(&self, node: usize, state: &str) {
+    fn set(&self, node: usize, state: &str) {
         let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
         assert_eq!(self.cluster.client(node).call(&command), status("OK"));
     }

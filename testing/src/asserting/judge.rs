@@ -104,13 +104,8 @@ impl Judge {
     pub fn wants_more(&self) -> bool {
         let wants = self.judged < JUDGEMENTS && self.begun.elapsed() < PATIENCE;
         if !wants {
-            let Self {
-                what,
-                judged,
-                not_judged,
-                ..
-            } = self;
-            eprintln!("{what}: {judged} judged, {not_judged} not judged");
+            let (judged, not_judged) = (self.judged, self.not_judged);
+            eprintln!("{}: {judged} judged, {not_judged} not judged", self.what);
         }
         wants
     }

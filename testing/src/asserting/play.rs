@@ -11,6 +11,7 @@
 //! ears heard b !SUPERSEDED              whose place ended, and how; `b U 2000` with a lease
 //! ears heard nothing
 //! b closes                              the server knows, too; or just `b drops`
+//! $n gone                               a connection that had this id
 //! a sends DEL k | PING                  and reads no reply yet
 //! queue k = b c                         who waits, in order, or `nobody`
 //! bound k = b                           to whose connection the first hold is, or `nobody`
@@ -18,23 +19,34 @@
 //! until lock_sessions = 0               what the server does later
 //! settled                               it has done what it does by itself
 //! r stops                               another server, which `r goes on` ends
-//! x at r                                who connects there
+//! r.lock_places = 0                     a number of its `INFO`
+//! x at r                                who connects there, as `x@r` does from the beginning
+//! primary starts                        another server, that has to do with none
+//! sound                                 no server has crashed
+//! in step with r                        none has, and `r` has the same data; `r` may be left out
+//! 9 ms pass                             where it is the passing of time that is tested
+//! crash for 9                           the server starts again on its data after so many ms
+//! logged text                           the server has logged this, or does so later
+//! each 0..9: w# < T# ; w# closes        lines for each number, or each word
 //! ```
 //!
 //! Whoever is named connects when it is named first. In a command `$T` is a token, `$b` the id
 //! of a connection, `$r` the port of a server, and `LONG`, `BLOCKED` and `PLACED` are options
 //! that last. A new token has to be greater than all that were named before. A reply is shown
-//! as redis-cli does, but for `!CODE`, which begins an error, `1..9`, `..9` and `1..` for
-//! numbers, `token`, `closed`, and `_` for any. Where none is given, any will do that is no
-//! error.
+//! as redis-cli does, but for `!CODE`, which begins an error, `~text`, which is somewhere in it,
+//! `1..9`, `..9` and `1..` for numbers, `token`, `closed`, and `_` for any. Each of these may be
+//! in a list, which a map is shown as. `{state 'held' holders.0.holds 2}` tells some fields of
+//! it, of which one may be `nothing`. `:name` is this very reply from here on, `$name`, or
+//! `$name+9` if it is a number. Where none is given, any will do that is no error.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::time::Duration;
 
 use redis::Value;
 
-use super::{Client, TestServer, scene};
+use super::{Client, MovingSlot, TestServer, scene};
 use crate::{SOON, comes_true, pack};
 
 /// A scene on a server.
@@ -42,10 +54,11 @@ pub struct Play {
     /// The server.
     pub server: TestServer,
     /// Others, by their names.
-    pub others: BTreeMap<&'static str, TestServer>,
+    pub others: BTreeMap<String, TestServer>,
     observer: Client,
     actors: BTreeMap<String, Actor>,
-    tokens: BTreeMap<String, i64>,
+    /// What tokens and texts are called.
+    names: BTreeMap<String, String>,
     /// The last lines, which a line that does not come true is shown with.
     played: VecDeque<String>,
 }
@@ -71,7 +84,7 @@ impl Actor {
 const SHOWN: usize = 40;
 
 /// Whether a line comes true, or what is there instead.
-type Seen = Result<(), String>;
+pub type Seen = Result<(), String>;
 
 impl Deref for Play {
     type Target = TestServer;
@@ -96,7 +109,7 @@ impl Play {
             server,
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
-            tokens: BTreeMap::new(),
+            names: BTreeMap::new(),
             played: VecDeque::new(),
         }
     }
@@ -131,17 +144,16 @@ impl Play {
     /// With a replica `r` that is in step.
     #[track_caller]
     pub fn with_replica(mut self) -> Self {
-        self.others.insert("r", self.server.replica(true));
+        self.others.insert("r".into(), self.server.replica(true));
         scene::await_replicas(&mut self.observer, 1);
         self
     }
 
-    /// All servers are sound, and the replica `r` has the same data.
+    /// All servers are sound.
     #[track_caller]
-    pub fn assert_in_step(&self) {
+    pub fn assert_all_sound(&self) {
         self.server.assert_sound();
         self.others.values().for_each(TestServer::assert_sound);
-        self.server.assert_same_data(&self.others["r"]);
     }
 
     /// The connection of this name.
@@ -150,23 +162,65 @@ impl Play {
         &mut self.actor(name).client
     }
 
-    /// A token that was named.
-    pub fn token(&self, name: &str) -> i64 {
-        self.tokens[name]
+    /// On node 0 of a cluster with the nodes `n1` and `n2`, whose names are `$id0` to `$id2`.
+    /// The slot `$slot` of `$key` is to move from node 0 to node 1.
+    #[track_caller]
+    pub fn moving() -> Self {
+        let MovingSlot { cluster, slot, key } = MovingSlot::start();
+        let mut nodes = cluster.nodes.into_iter();
+        let mut play = Self::on(nodes.next().unwrap());
+        for (name, node) in ["n1", "n2"].into_iter().zip(nodes) {
+            play.others.insert(name.into(), node);
+        }
+        for (nth, id) in cluster.ids.into_iter().enumerate() {
+            play.name(&format!("id{nth}"), id);
+        }
+        play.name("slot", slot.to_string()).name("key", key);
+        play
     }
 
-    /// Starts the server again on its data after a crash. All connections are gone.
+    /// Each of these commands ends in this error, and leaves all keys as they were.
     #[track_caller]
-    pub fn crash_and_restart(&mut self) {
-        self.actors.clear();
-        self.server.crash_and_restart();
-        self.observer = self.server.client();
+    pub fn refuses(&mut self, error: &str, commands: &[impl AsRef<str>]) -> &mut Self {
+        for command in commands {
+            self.run(&format!(
+                "o > DEBUG DIGEST -> :digest
+                o > {} -> !{error}
+                o > DEBUG DIGEST -> $digest",
+                command.as_ref()
+            ));
+        }
+        self
+    }
+
+    fn newest_token(&self) -> i64 {
+        let tokens = self.names.keys().filter(|name| is_name(name));
+        tokens.map(|name| self.token(name)).max().unwrap_or(0)
+    }
+
+    /// Gives a text a name.
+    pub fn name(&mut self, name: &str, text: impl Into<String>) -> &mut Self {
+        self.names.insert(name.into(), text.into());
+        self
+    }
+
+    /// A token that was named.
+    pub fn token(&self, name: &str) -> i64 {
+        self.names[name].parse().unwrap()
     }
 
     /// Plays these lines.
     #[track_caller]
     pub fn run(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            if let Some(each) = line.strip_prefix("each ") {
+                let (whom, lines) = each.split_once(": ").unwrap();
+                let lines = lines.replace(" ; ", "\n");
+                for one in each_of(whom) {
+                    self.run(&lines.replace('#', &one));
+                }
+                continue;
+            }
             let mut seen = Ok(());
             let mut see = |line: &str| {
                 seen = self.line(line);
@@ -190,99 +244,131 @@ impl Play {
 
     #[track_caller]
     fn actor(&mut self, name: &str) -> &mut Actor {
-        let server = &self.server;
+        let (_, server) = name.split_once('@').unwrap_or_default();
+        let server = self.others.get(server).unwrap_or(&self.server);
         let actor = self.actors.entry(name.into());
         actor.or_insert_with(|| Actor::of(server))
     }
 
+    #[track_caller]
     fn line(&mut self, line: &str) -> Seen {
-        if line == "settled" {
-            scene::settle(&self.server);
-            return Ok(());
+        match line {
+            "settled" => scene::settle(&self.server),
+            "sound" => self.assert_all_sound(),
+            _ if line.starts_with("in step") => {
+                self.assert_all_sound();
+                let replica = line.strip_prefix("in step with ").unwrap_or("r");
+                self.server.assert_same_data(&self.others[replica]);
+            }
+            _ if line.starts_with("crash") => {
+                self.actors.clear();
+                self.server.crash();
+                // It is the passing of time that is meant.
+                let ms = line
+                    .strip_prefix("crash for ")
+                    .map_or(0, |ms| ms.parse().unwrap());
+                std::thread::sleep(Duration::from_millis(ms));
+                self.server.restart();
+                self.observer = self.server.client();
+            }
+            _ => return self.words(line),
         }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn words(&mut self, line: &str) -> Seen {
         let line = self.with_names(line);
         let [who, what, rest] = {
             let mut words = line.splitn(3, ' ');
             [(); 3].map(|()| words.next().unwrap_or_default())
         };
+        let parts: Vec<&str> = rest.split(" | ").collect();
+        let named = self.others.get(who).unwrap_or(&self.server);
         match what {
             ">" | ">>" => {
                 let (commands, replies) = rest.split_once(" -> ").unwrap_or((rest, ""));
                 let commands: Vec<&str> = commands.split(" | ").collect();
                 let replies: Vec<&str> = replies.split(" | ").collect();
                 assert!(replies == [""] || replies.len() == commands.len(), "{line}");
-                self.call(who, what == ">>", &commands, &replies)
+                return self.call(who, what == ">>", &commands, &replies);
             }
-            "<" => self.reply(who, rest),
+            "<" => return self.reply(who, rest),
+            "heard" => return self.heard(who, rest),
             "hears" => {
-                let client = &mut self.actor(who).client;
+                let client = self.client(who);
                 client.call("HELLO 3");
                 match rest.strip_prefix("sharded ") {
                     Some(channel) => client.subscribe(&format!("SSUBSCRIBE {channel}")),
                     None => client.subscribe(&format!("SUBSCRIBE {rest}")),
                 }
-                Ok(())
             }
-            "heard" => self.heard(who, rest),
             "at" => {
-                let actor = Actor::of(&self.others[rest]);
-                self.actors.insert(who.into(), actor);
-                Ok(())
+                _ = self
+                    .actors
+                    .insert(who.into(), Actor::of(&self.others[rest]))
             }
-            "stops" | "goes" => {
-                let server = self.others.get(who).unwrap_or(&self.server);
-                match what {
-                    "stops" => server.stop(),
-                    _ => server.go_on(),
-                }
-                Ok(())
-            }
-            "sends" => {
-                self.send(who, &rest.split(" | ").collect::<Vec<_>>());
-                Ok(())
-            }
-            "drops" => self.actors.remove(who).map(drop).ok_or("nobody".into()),
+            "starts" => _ = self.others.insert(who.into(), TestServer::start()),
+            "stops" => named.stop(),
+            "goes" => named.go_on(),
+            "sends" => self.send(who, &parts),
+            "ms" => std::thread::sleep(Duration::from_millis(who.parse().unwrap())),
+            "gone" => scene::await_gone(&mut self.observer, who.parse().unwrap()),
+            "drops" => drop(self.actors.remove(who).ok_or("nobody")?),
             "closes" => {
                 let actor = self.actors.remove(who).ok_or("nobody")?;
                 let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
                 drop(actor.client);
                 scene::await_gone(&mut observer, actor.id);
-                Ok(())
             }
             "=" => {
-                let number = self.observer.info(who).to_string();
-                self.agrees(&number, rest)
+                let number = match who.split_once('.') {
+                    Some((server, field)) => self.others[server].info(field),
+                    None => self.observer.info(who),
+                };
+                return self.agrees(&number.to_string(), rest);
+            }
+            _ if who == "logged" => {
+                let is_logged = || self.server.log().contains(&line["logged ".len()..]);
+                return comes_true(SOON, is_logged)
+                    .then_some(())
+                    .ok_or_else(|| self.server.log());
             }
             key if who == "queue" => {
                 let queue = scene::queue(&mut self.observer, key).join(" ");
                 let queue = if queue.is_empty() { "nobody" } else { &queue };
-                self.agrees(queue, rest.trim_start_matches("= "))
+                return self.agrees(queue, rest.trim_start_matches("= "));
             }
             key if who == "bound" => {
                 let bound = scene::bound(&mut self.observer, key);
                 let mut actors = self.actors.iter();
                 let whose = actors.find(|(_, actor)| Some(actor.id) == bound);
                 let whose = whose.map_or("nobody", |(name, _)| name.as_str()).to_owned();
-                self.agrees(&whose, rest.trim_start_matches("= "))
+                return self.agrees(&whose, rest.trim_start_matches("= "));
             }
             _ => panic!("what is this? {line}"),
         }
+        Ok(())
     }
 
     /// The line with what its names stand for.
-    fn with_names(&self, line: &str) -> String {
+    pub fn with_names(&self, line: &str) -> String {
         let mut parts = line.split('$');
         let mut all = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
             let (name, rest) = part.split_at(end.unwrap_or(part.len()));
-            let token = self.tokens.get(name).copied();
-            let id = || self.actors.get(name).map(|actor| actor.id);
-            let port = || self.others.get(name).map(|server| server.port().into());
-            let number = token.or_else(id).or_else(port);
-            let number = number.unwrap_or_else(|| panic!("{line}: who is {name}?"));
-            all += &number.to_string();
-            all += rest;
+            let id = || Some(self.actors.get(name)?.id.to_string());
+            let port = || Some(self.others.get(name)?.port().to_string());
+            let known = self.names.get(name).cloned().or_else(id).or_else(port);
+            let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
+            let more = rest.strip_prefix('+').and_then(|rest| {
+                let end = rest.find(|c: char| !c.is_ascii_digit());
+                let (more, rest) = rest.split_at(end.unwrap_or(rest.len()));
+                let sum = known.parse::<i64>().ok()? + more.parse::<i64>().ok()?;
+                Some(sum.to_string() + rest)
+            });
+            all += &more.unwrap_or_else(|| known + rest);
         }
         all.replace(" PLACED", " LONG QUEUE 600000 ch")
             .replace(" BLOCKED", " LONG BLOCK 0")
@@ -298,11 +384,11 @@ impl Play {
             self.actor(who).client.send("EXEC");
             let reply = self.actor(who).client.try_reply();
             let Some(Value::Array(parts)) = reply else {
-                return self.agrees(&shown(reply), replies.first().unwrap_or(&""));
+                return self.answers(reply, replies.first().unwrap_or(&""));
             };
             let mut replies = replies.iter().chain(std::iter::repeat(&""));
             let mut each = parts.into_iter().zip(&mut replies);
-            return each.try_for_each(|(part, reply)| self.agrees(&shown(Some(part)), reply));
+            return each.try_for_each(|(part, reply)| self.answers(Some(part), reply));
         }
         self.send(who, commands);
         let replies = replies.iter().chain(std::iter::repeat(&""));
@@ -341,7 +427,31 @@ impl Play {
 
     fn reply(&mut self, who: &str, expected: &str) -> Seen {
         let reply = self.actor(who).client.try_reply();
-        self.agrees(&shown(reply), expected)
+        self.answers(reply, expected)
+    }
+
+    /// Whether a reply is what is expected, which may be fields of it.
+    fn answers(&mut self, reply: Option<Value>, expected: &str) -> Seen {
+        let fields = expected
+            .strip_prefix('{')
+            .and_then(|it| it.strip_suffix('}'));
+        let Some(fields) = fields else {
+            return self.agrees(&shown(reply), expected);
+        };
+        let is_open = |list: &str| list.matches('[').count() > list.matches(']').count();
+        let mut words: Vec<String> = Vec::new();
+        for word in fields.split(' ') {
+            match words.last_mut().filter(|list| is_open(list)) {
+                Some(list) => *list += &format!(" {word}"),
+                None => words.push(word.into()),
+            }
+        }
+        words.chunks(2).try_for_each(|pair| {
+            let found = reply.as_ref().and_then(|reply| scene::at(reply, &pair[0]));
+            let found = found.map_or("nothing".into(), scene::shown);
+            let is_so = self.agrees(&found, &pair[1]);
+            is_so.map_err(|is| format!("{} is {is}: {reply:?}", pair[0]))
+        })
     }
 
     fn heard(&mut self, who: &str, expected: &str) -> Seen {
@@ -362,19 +472,32 @@ impl Play {
         is_so.map_err(|_| format!("{told:?}"))
     }
 
-    /// Whether a reply is what is expected, which may name a token.
-    fn agrees(&mut self, shown: &str, expected: &str) -> Seen {
+    /// The same of a reply as it is shown.
+    #[expect(clippy::missing_errors_doc, reason = "what is there instead")]
+    pub fn agrees(&mut self, shown: &str, expected: &str) -> Seen {
+        let shape = |list: &str| list.replace(|c| !"[],".contains(c), "");
+        if expected.starts_with('[') && expected.len() > 2 && shape(shown) == shape(expected) {
+            let parts = |list: &str| list.split(", ").map(bare).collect::<Vec<_>>();
+            let mut pairs = parts(shown).into_iter().zip(parts(expected));
+            let all = pairs.try_for_each(|(part, expected)| self.agrees(&part, &expected));
+            return all.map_err(|_| shown.into());
+        }
         let number: Option<i64> = shown.parse().ok();
         let is_so = match expected {
             "" => !shown.starts_with('!') && shown != "closed",
             "_" => true,
             "token" => number.is_some_and(|number| number > 0),
             code if code.starts_with('!') => shown.starts_with(code),
-            name if is_name(name) => match (self.tokens.get(name), number) {
-                (Some(token), _) => number == Some(*token),
-                (None, Some(number)) if self.tokens.values().all(|token| number > *token) => {
-                    self.tokens.insert(name.into(), number);
-                    number > 0
+            part if part.starts_with('~') => shown.contains(&part[1..]),
+            name if name.starts_with(':') => {
+                self.names.insert(name[1..].into(), shown.into());
+                true
+            }
+            name if is_name(name) => match (self.names.get(name), number) {
+                (Some(token), _) => shown == token,
+                (None, Some(number)) if number > self.newest_token() => {
+                    self.names.insert(name.into(), shown.into());
+                    true
                 }
                 _ => false,
             },
@@ -387,6 +510,26 @@ impl Play {
             text => shown == text,
         };
         is_so.then_some(()).ok_or_else(|| shown.into())
+    }
+}
+
+/// A part of a list that is shown.
+fn bare(part: &str) -> String {
+    part.trim_matches(['[', ']']).into()
+}
+
+/// The numbers of `0..9` or of `9..0`, or the words.
+fn each_of(whom: &str) -> Vec<String> {
+    let numbers = whom.split_once("..").map(|(first, last)| {
+        let [first, last]: [usize; 2] = [first, last].map(|number| number.parse().unwrap());
+        match first <= last {
+            true => (first..=last).collect(),
+            false => (last..=first).rev().collect::<Vec<_>>(),
+        }
+    });
+    match numbers {
+        Some(numbers) => numbers.iter().map(usize::to_string).collect(),
+        None => whom.split(' ').map(String::from).collect(),
     }
 }
 
@@ -408,20 +551,5 @@ fn words(command: &str) -> Vec<String> {
 }
 
 fn shown(reply: Option<Value>) -> String {
-    match reply {
-        None => "closed".into(),
-        Some(Value::Nil) => "null".into(),
-        Some(Value::Int(number)) => number.to_string(),
-        Some(Value::Okay) => "OK".into(),
-        Some(Value::SimpleString(text)) => text,
-        Some(Value::BulkString(text)) => format!("'{}'", String::from_utf8_lossy(&text)),
-        Some(Value::ServerError(error)) => {
-            format!("!{} {}", error.code(), error.details().unwrap_or_default())
-        }
-        Some(Value::Array(parts)) => {
-            let parts: Vec<String> = parts.into_iter().map(|part| shown(Some(part))).collect();
-            format!("[{}]", parts.join(", "))
-        }
-        Some(other) => format!("{other:?}"),
-    }
+    reply.map_or("closed".into(), |reply| scene::shown(&reply))
 }

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::{Client, TestServer, eventually, int, nil, status, text};
+use crate::reply_text;
 
-/// Sends commands as one transaction, and returns their replies.
-#[track_caller]
-pub fn transaction(client: &mut Client, commands: &[&str]) -> Vec<Value> {
-    assert_eq!(client.call("MULTI"), status("OK"));
-    for command in commands {
-        assert_eq!(client.call(command), status("QUEUED"), "{command}");
-    }
-    match client.call("EXEC") {
-        Value::Array(replies) => replies,
-        other => panic!("{commands:?}: {other:?}"),
-    }
-}
+/// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
+///
+/// [`Play::moving`]: super::Play::moving
+pub const BEGIN_MOVE: &str = "o@n1 > CLUSTER SETSLOT $slot IMPORTING $id0 -> OK
+    o > CLUSTER SETSLOT $slot MIGRATING $id1 -> OK";
+
+/// The key of the lock goes there.
+pub const MIGRATE_KEY: &str = "o > MIGRATE 127.0.0.1 $n1 $key 0 5000 -> OK";
+
+/// Node 1 serves the slot from now on.
+pub const END_MOVE: &str = "each o@n1 o o@n2: # > CLUSTER SETSLOT $slot NODE $id1 -> OK";
 
 /// Waits until the server has no connection of this id any more.
 #[track_caller]
@@ -40,14 +40,6 @@ pub fn settle(server: &TestServer) {
     drop(gone);
     eventually("a session is over", || {
         client.call("EXISTS settled") == int(0)
-    });
-}
-
-/// Waits until this many wait for a lock.
-#[track_caller]
-pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
-    eventually(&format!("{count} wait for {key}"), || {
-        waiting(observer, key) == count
     });
 }
 
@@ -81,13 +73,6 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
     observer.call("DEL new");
 }
 
-/// Waits until the server is a `master`, or a `slave`.
-#[track_caller]
-pub fn await_role(client: &mut Client, role: &str) {
-    let role = format!("role:{role}");
-    eventually(&role, || client.bulk("INFO replication").contains(&role));
-}
-
 /// `CONFIG SET lock.<setting>`
 #[track_caller]
 pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
@@ -95,63 +80,61 @@ pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     assert_eq!(set, status("OK"));
 }
 
-/// How many wait for a lock.
-#[track_caller]
-pub fn waiting(observer: &mut Client, key: &str) -> i64 {
-    let info = observer.call(&format!("LOCK.INFO {key}"));
-    match field(&info, "waiting") {
-        Value::Int(count) => *count,
-        other => panic!("{other:?} is no number"),
-    }
-}
-
-/// The names of those who hold a lock, as `LOCK.INFO` or `LOCK.LIST` shows it.
-#[track_caller]
-pub fn holders(shown: &Value) -> Vec<String> {
-    names(field(shown, "holders"))
-}
-
-/// The owners in a list, of which each is a name or a map.
-#[track_caller]
-fn names(list: &Value) -> Vec<String> {
-    let Value::Array(owners) = list else {
-        panic!("{list:?} is no list");
-    };
-    let name = |owner: &Value| match owner {
-        Value::BulkString(name) => String::from_utf8_lossy(name).into_owned(),
-        map => names(&Value::Array(vec![field(map, "owner").clone()])).remove(0),
-    };
-    owners.iter().map(name).collect()
-}
-
 /// The owners that wait for a lock, in order.
 #[track_caller]
 pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
     let info = observer.call(&format!("LOCK.INFO {key}"));
-    names(field(&info, "waiters"))
+    let owners = (0..).map_while(|nth| at(&info, &format!("waiters.{nth}.owner")));
+    owners
+        .map(|owner| reply_text(owner.clone()).unwrap())
+        .collect()
 }
 
 /// The connection to which the first holder of a lock is bound.
 #[track_caller]
 pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
     let info = observer.call(&format!("LOCK.INFO {key}"));
-    let Value::Array(holders) = field(&info, "holders") else {
-        panic!("{info:?} has no list of holders");
-    };
-    match field(holders.first()?, "client") {
+    match at(&info, "holders.0.client")? {
         Value::Int(id) => Some(*id),
         _ => None,
     }
 }
 
-/// The value of a field in a flat list of names and values.
+/// The value of a field in a map, or in a flat list of names and values.
 #[track_caller]
 pub fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
-    let Value::Array(words) = map else {
-        panic!("{map:?} is no list of names and values");
-    };
-    words
-        .chunks(2)
-        .find(|pair| pair[0] == text(name))
-        .map_or_else(|| panic!("{map:?} has no {name}"), |pair| &pair[1])
+    at(map, name).unwrap_or_else(|| panic!("{map:?} has no {name}"))
+}
+
+/// What is there in a reply: `holders.0.owner` is a field of the first of the holders.
+pub fn at<'r>(reply: &'r Value, path: &str) -> Option<&'r Value> {
+    path.split('.').try_fold(reply, |reply, step| match reply {
+        Value::Map(pairs) => Some(&pairs.iter().find(|(name, _)| *name == text(step))?.1),
+        Value::Array(items) => match step.parse::<usize>() {
+            Ok(nth) => items.get(nth),
+            Err(_) => Some(&items.chunks(2).find(|pair| pair[0] == text(step))?[1]),
+        },
+        _ => None,
+    })
+}
+
+/// A reply, as redis-cli shows it on one line, but for an error.
+pub fn shown(reply: &Value) -> String {
+    let list = |parts: Vec<String>| format!("[{}]", parts.join(", "));
+    match reply {
+        Value::Nil => "null".into(),
+        Value::Int(number) => number.to_string(),
+        Value::Okay => "OK".into(),
+        Value::SimpleString(text) => text.clone(),
+        Value::BulkString(text) => format!("'{}'", String::from_utf8_lossy(text)),
+        Value::ServerError(error) => {
+            format!("!{} {}", error.code(), error.details().unwrap_or_default())
+        }
+        Value::Array(parts) => list(parts.iter().map(shown).collect()),
+        Value::Map(pairs) => {
+            let flat = pairs.iter().flat_map(|(name, value)| [name, value]);
+            list(flat.map(shown).collect())
+        }
+        other => format!("{other:?}"),
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{TestServer, binary, eventually, eventually_within};
+use super::{TestServer, binary, eventually_within};
 use crate::{Connection, Server, Setup};
 
 /// How long the sentinels may take to find each other.
@@ -79,12 +79,7 @@ impl Sentinels {
     #[track_caller]
     pub fn start_behind(known: impl FnOnce(SocketAddr) -> SocketAddr) -> Self {
         let primary = TestServer::start();
-        let replica_of = || TestServer::setup().replica_of(primary.addr());
-        let replicas = [(); 2].map(|()| TestServer::launch(replica_of()));
-        eventually("both replicas are online", || {
-            let info = primary.client().bulk("INFO replication");
-            info.matches("state=online").count() == 2
-        });
+        let replicas = [(); 2].map(|()| primary.replica(true));
         // A server takes none of another source where none has a password.
         let source = primary.addr().ip();
         Self {
@@ -97,10 +92,5 @@ impl Sentinels {
     /// Where the sentinels listen.
     pub fn addrs(&self) -> [SocketAddr; 3] {
         [0, 1, 2].map(|nth| self.sentinels[nth].addr())
-    }
-
-    /// Where the sentinel at this address says that the primary is.
-    pub fn primary(addr: SocketAddr) -> Option<SocketAddr> {
-        primary(addr)
     }
 }

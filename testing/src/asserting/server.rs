@@ -1,8 +1,6 @@
 use std::ops::{Deref, DerefMut};
 use std::process::ExitStatus;
 
-use redis::Value;
-
 use super::client::Client;
 use super::{binary, eventually, module};
 use crate::{SOON, Server, Setup, comes_true};
@@ -31,12 +29,8 @@ impl DerefMut for TestServer {
 }
 
 fn plain() -> Setup {
-    Setup::of(binary()).options(&[
-        "--enable-debug-command",
-        "yes",
-        "--enable-module-command",
-        "yes",
-    ])
+    let (debug, module) = ("--enable-debug-command", "--enable-module-command");
+    Setup::of(binary()).options(&[debug, "yes", module, "yes"])
 }
 
 impl TestServer {
@@ -170,19 +164,19 @@ impl TestServer {
     /// Waits until exactly this many clients are blocked.
     #[track_caller]
     pub fn await_blocked(&self, count: i64) {
-        let mut client = self.client();
-        eventually(&format!("{count} blocked clients"), || {
-            client.info("blocked_clients") == count
-        });
+        self.await_info("blocked_clients", count);
     }
 
     /// Waits until exactly this many wait for locks, by places or blocked.
     #[track_caller]
     pub fn await_waiters(&self, count: i64) {
+        self.await_info("lock_waiters", count);
+    }
+
+    #[track_caller]
+    fn await_info(&self, field: &str, count: i64) {
         let mut client = self.client();
-        eventually(&format!("{count} waiters"), || {
-            client.info("lock_waiters") == count
-        });
+        eventually(&format!("{field}: {count}"), || client.info(field) == count);
     }
 
     /// Starts a replica of this server and waits until it is in step.
@@ -204,15 +198,9 @@ impl TestServer {
             here.info("master_repl_offset") == there.info("slave_repl_offset")
                 && here.call("DEBUG DIGEST") == there.call("DEBUG DIGEST")
         });
-        let Value::Array(keys) = here.call("KEYS *") else {
-            panic!("KEYS did not answer a list");
-        };
-        for key in keys {
-            let Value::BulkString(key) = key else {
-                panic!("KEYS did not answer names");
-            };
-            let expiry = [b"PEXPIRETIME".as_slice(), &key];
-            assert_eq!(here.words(&expiry), there.words(&expiry));
-        }
+        let ends = "local ends = {} local keys = redis.call('KEYS', '*') table.sort(keys) \
+            for n, key in ipairs(keys) do ends[n] = redis.call('PEXPIRETIME', key) end return ends";
+        let ends = [b"EVAL", ends.as_bytes(), b"0"];
+        assert_eq!(here.words(&ends), there.words(&ends));
     }
 }

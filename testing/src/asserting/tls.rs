@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 use tempfile::TempDir;
 
@@ -17,8 +17,7 @@ use crate::{local, spawn};
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
     dir: TempDir,
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
+    issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// A certificate and its key, as PEM.
@@ -38,20 +37,15 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let name = &mut params.distinguished_name;
         name.push(DnType::CommonName, "an authority of a test");
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("authority.pem"), &pem).unwrap();
-        Self {
-            dir,
-            issuer: Issuer::new(params, key),
-            pem,
-        }
+        std::fs::write(dir.path().join("authority.pem"), issuer.pem()).unwrap();
+        Self { dir, issuer }
     }
 
     /// Its own certificate, as PEM.
-    pub fn pem(&self) -> &str {
-        &self.pem
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
     }
 
     /// The file with its own certificate, for as long as this lives.

@@ -9,9 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use redis::Value;
 use redis_lock_chaos::history::Nanos;
-use redis_lock_testing::{Client, SOON, TestServer, eventually};
+use redis_lock_testing::{Client, Play, SOON, eventually};
 
 /// The versions of Redisson that `make interop` builds a process for: the
 /// newest, and the last of those before that many still run.
@@ -22,17 +21,18 @@ pub fn versions() -> impl Iterator<Item = &'static str> {
 /// The lease that Redisson's watchdog renews, unless a test is about that.
 const WATCHDOG_MS: u64 = 30_000;
 
-/// A server that tells Redisson of releases, a native client, somebody who
-/// only looks, and Redisson.
+/// A play with a thread `a` of Redisson, and others.
+///
+/// ```text
+/// a: lock k -> ok       what it does, and what comes of it, or the class of the exception
+/// a: lock k -> ..       it waits for the release: it has tried once, listens, and tried again
+/// a: -> ok              what comes of that
+/// ```
 pub struct Scene {
-    /// The native client.
-    pub native: Client,
-    /// The onlooker.
-    pub observer: Client,
+    /// The server, and those who talk to it.
+    pub play: Play,
     /// Redisson.
     pub redisson: Redisson,
-    /// The server.
-    pub server: TestServer,
 }
 
 impl Scene {
@@ -44,14 +44,47 @@ impl Scene {
     /// As [`Scene::set`], with a watchdog that renews leases of `watchdog_ms`.
     pub fn set_with_watchdog(version: &str, watchdog_ms: u64) -> Self {
         println!("Redisson {version}");
-        let server = TestServer::start();
-        let observer = server.client();
-        Self {
-            native: server.client(),
-            observer,
-            redisson: Redisson::start(version, Topology::Single, server.addr(), watchdog_ms),
-            server,
+        let play = Play::start();
+        let redisson = Redisson::start(version, Topology::Single, play.addr(), watchdog_ms);
+        Self { play, redisson }
+    }
+
+    /// Plays these lines.
+    #[track_caller]
+    pub fn run(&mut self, lines: &str) -> &mut Self {
+        for line in lines.lines().map(str::trim) {
+            let is_name = |name: &str| name.len() == 1 && name.starts_with(char::is_lowercase);
+            match line.split_once(": ").filter(|(name, _)| is_name(name)) {
+                Some((thread, line)) => self.line(thread, line),
+                None => _ = self.play.run(line),
+            }
         }
+        self
+    }
+
+    #[track_caller]
+    fn line(&mut self, thread: &str, line: &str) {
+        let line = self.play.with_names(line);
+        let (command, expected) = line.split_once("-> ").unwrap();
+        match (command.trim(), expected) {
+            (command, "..") => {
+                let observer = self.play.client("o");
+                return self.redisson.send_and_wait(observer, thread, command);
+            }
+            ("", _) => {}
+            (command, _) => self.redisson.send(thread, command),
+        }
+        let result = self.redisson.answer(thread).result;
+        let is_so = self.play.agrees(&result, expected);
+        assert!(is_so.is_ok(), "{line}, and not {result}");
+    }
+}
+
+/// Plays these lines with each version of Redisson.
+#[track_caller]
+pub fn play(lines: &str) {
+    for version in versions() {
+        Scene::set(version).run(lines);
     }
 }
 
@@ -196,27 +229,9 @@ fn scripts_run(observer: &mut Client) -> u64 {
         .sum()
 }
 
-/// How many processes of Redisson's listen for the release of this lock, be it
-/// on a channel of the server or, in a cluster, of the shard.
-pub fn listeners(observer: &mut Client, lock: &str) -> i64 {
-    let channel = if lock.contains('{') {
-        format!("redisson_lock__channel:{lock}")
-    } else {
-        format!("redisson_lock__channel:{{{lock}}}")
-    };
-    let mut count = |question: &str| {
-        let command = format!("PUBSUB {question} {channel}");
-        let reply = observer.call(&command);
-        let Value::Array(words) = &reply else {
-            panic!("{command}: {reply:?} is no list");
-        };
-        match words[..] {
-            [_, Value::Int(count)] => count,
-            _ => panic!("{command}: {reply:?} is no count"),
-        }
-    };
-    count("NUMSUB") + count("SHARDNUMSUB")
-}
+/// No process of Redisson's listens for the release of `k` any more.
+pub const NOBODY_LISTENS: &str = "until o > PUBSUB NUMSUB redisson_lock__channel:{k} \
+     -> ['redisson_lock__channel:{k}', 0]";
 
 /// Gives each thread the answers that are its own, until Redisson ends.
 fn distribute(output: BufReader<ChildStdout>, arrivals: &Receiver<(String, Sender<Answer>)>) {

@@ -1,73 +1,64 @@
 //! Either side is refused what the other one holds, and each counts its holds.
 
-use redis_lock_interop::{Scene, versions};
-use redis_lock_testing::{int, nil};
+use redis_lock_interop::{NOBODY_LISTENS, Scene, play, versions};
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn native_clients_are_refused_what_redisson_holds() {
-    for version in versions() {
-        let mut scene = Scene::set(version);
-        assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-        assert_eq!(scene.native.call("LOCK.ACQUIRE k native"), nil());
-        assert_eq!(scene.native.call("LOCK.ACQUIRE k native BLOCK 50"), nil());
-        assert_eq!(scene.native.call("LOCK.RELEASE k native"), nil());
-        assert_eq!(scene.native.call("LOCK.RENEW k native"), int(0));
-        assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-        scene.native.int("LOCK.ACQUIRE k native");
-    }
+    play(
+        "a: lock k -> ok
+        n > LOCK.ACQUIRE k n -> null
+        n > LOCK.ACQUIRE k n BLOCK 50 -> null
+        n > LOCK.RELEASE k n -> null
+        n > LOCK.RENEW k n -> 0
+        a: unlock k -> ok
+        n > LOCK.ACQUIRE k n -> token",
+    );
 }
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_is_refused_what_a_native_client_holds() {
-    for version in versions() {
-        let mut scene = Scene::set(version);
-        scene.native.int("LOCK.ACQUIRE k native");
-        assert_eq!(scene.redisson.call("a", "try k 0"), "false");
-        assert_eq!(scene.redisson.call("a", "try k 50"), "false");
-        let refused = "IllegalMonitorStateException";
-        assert_eq!(scene.redisson.call("a", "unlock k"), refused);
-        assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
-        assert_eq!(scene.redisson.call("a", "try k 0"), "true");
-    }
+    play(
+        "n > LOCK.ACQUIRE k n -> token
+        a: try k 0 -> false
+        a: try k 50 -> false
+        a: unlock k -> IllegalMonitorStateException
+        n > LOCK.RELEASE k n -> 1
+        a: try k 0 -> true",
+    );
 }
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_counts_its_holds_while_a_native_client_waits() {
-    for version in versions() {
-        let mut scene = Scene::set(version);
-        assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-        scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
-        scene.server.await_blocked(1);
-        assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-        assert_eq!(scene.redisson.call("a", "hold-count k"), "2");
-        assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-        assert_eq!(scene.redisson.call("a", "hold-count k"), "1");
-        scene.server.await_blocked(1);
-        assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-        assert!(matches!(scene.native.reply(), redis::Value::Int(_)));
-        assert_eq!(scene.redisson.call("a", "hold-count k"), "0");
-    }
+    play(
+        "a: lock k -> ok
+        n > LOCK.ACQUIRE k n BLOCK 0 -> ..
+        a: lock k -> ok
+        a: hold-count k -> 2
+        a: unlock k -> ok
+        a: hold-count k -> 1
+        blocked_clients = 1
+        a: unlock k -> ok
+        n < token
+        a: hold-count k -> 0",
+    );
 }
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn a_native_client_counts_its_holds_while_redisson_waits() {
-    for version in versions() {
-        let mut scene = Scene::set(version);
-        let token = scene.native.int("LOCK.ACQUIRE k native");
-        scene
-            .redisson
-            .send_and_wait(&mut scene.observer, "a", "lock k");
-        assert_eq!(scene.native.call("LOCK.ACQUIRE k native"), int(token));
-        assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(0));
-        assert_eq!(scene.redisson.call("b", "is-locked k"), "true");
-        assert_eq!(scene.redisson.call("b", "try k 0"), "false");
-        assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
-        assert_eq!(scene.redisson.answer("a").result, "ok");
-    }
+    play(
+        "n > LOCK.ACQUIRE k n -> N
+        a: lock k -> ..
+        n > LOCK.ACQUIRE k n -> N
+        n > LOCK.RELEASE k n -> 0
+        b: is-locked k -> true
+        b: try k 0 -> false
+        n > LOCK.RELEASE k n -> 1
+        a: -> ok",
+    );
 }
 
 /// One owner may be on either side: who knows its name takes, re-enters and
@@ -75,23 +66,18 @@ fn a_native_client_counts_its_holds_while_redisson_waits() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn both_sides_share_the_holds_of_one_owner() {
-    for version in versions() {
-        let mut scene = Scene::set(version);
-        let owner = scene.redisson.call("a", "owner k");
-        assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-        let token = scene.native.int(&format!("LOCK.ACQUIRE k {owner}"));
-        assert_eq!(scene.redisson.call("a", "hold-count k"), "2");
-        let again = scene.native.int(&format!("LOCK.ACQUIRE k {owner}"));
-        assert_eq!(again, token);
-        assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-        assert_eq!(
-            scene.native.call(&format!("LOCK.RELEASE k {owner}")),
-            int(0)
-        );
-        assert_eq!(scene.redisson.call("a", "is-held k"), "true");
-        assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-        assert_eq!(scene.observer.call("EXISTS k"), int(0));
-    }
+    play(
+        "a: owner k -> :owner
+        a: lock k -> ok
+        n > LOCK.ACQUIRE k $owner -> N
+        a: hold-count k -> 2
+        n > LOCK.ACQUIRE k $owner -> N
+        a: unlock k -> ok
+        n > LOCK.RELEASE k $owner -> 0
+        a: is-held k -> true
+        a: unlock k -> ok
+        n > EXISTS k -> 0",
+    );
 }
 
 #[test]
@@ -99,25 +85,17 @@ fn both_sides_share_the_holds_of_one_owner() {
 fn whoever_waits_gets_the_lock_from_the_other_side_in_turn() {
     for version in versions() {
         let mut scene = Scene::set(version);
-        assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-        let mut greatest = 0;
-        for _ in 0..50 {
-            scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
-            scene.server.await_blocked(1);
-            assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-            let redis::Value::Int(token) = scene.native.reply() else {
-                panic!("the native waiter was not granted the lock");
-            };
-            assert!(token > greatest, "tokens rise");
-            greatest = token;
-            scene
-                .redisson
-                .send_and_wait(&mut scene.observer, "a", "lock k");
-            assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
-            assert_eq!(scene.redisson.answer("a").result, "ok");
-            redis_lock_testing::eventually("Redisson listens no more", || {
-                redis_lock_interop::listeners(&mut scene.observer, "k") == 0
-            });
+        scene.run("a: lock k -> ok");
+        for round in 0..50 {
+            scene.run(&format!(
+                "n > LOCK.ACQUIRE k n BLOCK 0 -> ..
+                a: unlock k -> ok
+                n < T{round}
+                a: lock k -> ..
+                n > LOCK.RELEASE k n -> 1
+                a: -> ok
+                {NOBODY_LISTENS}"
+            ));
         }
     }
 }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::Nanos;
-use redis_lock_interop::{Redisson, Scene, listeners, versions};
-use redis_lock_testing::{Control, eventually, int};
+use redis_lock_interop::{NOBODY_LISTENS, Redisson, Scene, versions};
+use redis_lock_testing::Control;
 
 /// How many hand-offs let the JVM compile what they need.
 const WARM_UP: usize = 2000;
@@ -88,18 +87,12 @@ fn a_waiter_of_redissons_is_woken_by_a_native_release() {
         let mut scene = Scene::set(version);
         let what = format!("from a native release to Redisson {version}");
         assert_p99(&what, Duration::from_millis(5), || {
-            scene.native.int("LOCK.ACQUIRE k native");
-            scene
-                .redisson
-                .send_and_wait(&mut scene.observer, "a", "lock k");
+            scene.run("n > LOCK.ACQUIRE k n -> token \n a: lock k -> ..");
             let sent = clock::now();
-            assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
+            scene.run("n > LOCK.RELEASE k n -> 1");
             let locked = scene.redisson.answer("a");
             assert_eq!(locked.result, "ok");
-            assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
-            eventually("Redisson listens no more", || {
-                listeners(&mut scene.observer, "k") == 0
-            });
+            scene.run("a: unlock k -> ok").run(NOBODY_LISTENS);
             ((sent, locked.answered), round_trip(&mut scene.redisson))
         });
     }
@@ -112,17 +105,13 @@ fn a_native_waiter_is_woken_by_redissons_unlock() {
         let mut scene = Scene::set(version);
         let what = format!("from Redisson {version} to a native waiter");
         assert_p99(&what, Duration::from_millis(2), || {
-            assert_eq!(scene.redisson.call("a", "lock k"), "ok");
-            scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
-            eventually("the native client waits", || {
-                scene.observer.info("blocked_clients") == 1
-            });
+            scene.run("a: lock k -> ok \n n > LOCK.ACQUIRE k n BLOCK 0 -> ..");
             scene.redisson.send("a", "unlock k");
-            assert!(matches!(scene.native.reply(), Value::Int(_)));
+            scene.run("n < token");
             let granted = clock::now();
             let unlocked = scene.redisson.answer("a");
             assert_eq!(unlocked.result, "ok");
-            assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
+            scene.run("n > LOCK.RELEASE k n -> 1");
             let floor = round_trip(&mut scene.redisson);
             ((unlocked.sent, granted), floor)
         });

@@ -2,7 +2,7 @@
 
 use super::{Random, acquire, far_ahead, lease, long_lease, release, renew};
 use crate::commands::{
-    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Patience, Request, STEP_MS,
+    CROWD, Command, DATABASES, ENDLESS_MS, Extent, KEYS, Mode, OWNERS, Patience, Request, STEP_MS,
 };
 use crate::core_side::{CoreSide, Holder};
 use crate::keyspace::DbKey;
@@ -60,10 +60,7 @@ fn kill_at_the_grant(
             break;
         }
         let victim = victims.remove(random.below(victims.len()));
-        commands.push(Command::Kill {
-            client: victim,
-            id: core.peers[victim].id.0,
-        });
+        commands.push(Command::Kill(victim, core.peers[victim].id.0));
     }
     // What has ended is over before the next command sees the lock.
     if random.percent(50) {
@@ -97,7 +94,7 @@ fn free_a_place(
     let at = one_of(random, &keys)?;
     let mut commands = Vec::new();
     if random.percent(50) {
-        commands.push(Command::KillEars { id: ears });
+        commands.push(Command::KillEars(ears));
     }
     match random.percent(20) {
         true => commands.push(Command::Set(at.key)),
@@ -113,16 +110,11 @@ fn free_a_place(
 fn free(random: &mut Random, core: &CoreSide, at: DbKey) -> Vec<Command> {
     let DbKey { key, .. } = at;
     if random.percent(25) {
-        return vec![Command::Break { key, fence: None }];
+        return vec![Command::Break(key, None)];
     }
     let holders = core.holders(at).into_iter();
     holders
-        .map(|holder| Command::Release {
-            key,
-            owner: holder.owner,
-            fence: None,
-            extent: Extent::All,
-        })
+        .map(|holder| Command::Release(key, holder.owner, None, Extent::All))
         .collect()
 }
 
@@ -139,11 +131,7 @@ fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command
         mode: Mode::Shared,
         ..first
     };
-    vec![Command::Acquire {
-        key,
-        request,
-        patience: Patience::None,
-    }]
+    vec![Command::Acquire(key, request, Patience::None)]
 }
 
 /// A lock that lasts as long as a connection is found elsewhere.
@@ -174,18 +162,20 @@ pub fn reader_behind_writer(
     last: usize,
 ) -> [(usize, Command); 4] {
     let key = random.one_of(&KEYS);
-    let mut acquire = |owner, mode, patience| Command::Acquire {
-        key,
-        request: Request {
-            owner,
-            lease: Some(long_lease(random)),
-            hold: None,
-            mode,
-            session: false,
-        },
-        patience,
+    let mut acquire = |owner, mode, patience| {
+        Command::Acquire(
+            key,
+            Request {
+                owner,
+                lease: Some(long_lease(random)),
+                hold: None,
+                mode,
+                session: false,
+            },
+            patience,
+        )
     };
-    let endless = Patience::Block(Block::Endless);
+    let endless = Patience::Block(ENDLESS_MS);
     [
         (last, Command::Del(key)),
         (last, acquire("ann", Mode::Shared, Patience::None)),
@@ -217,7 +207,7 @@ fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
         true => Command::share(key, owner, lease),
         false => Command::renew(key, owner, Some(lease)),
     };
-    if let Command::Acquire { request, .. } = &mut keep {
+    if let Command::Acquire(_, request, _) = &mut keep {
         request.session = random.percent(25);
     }
     Some(vec![Command::Pexpire(key, SOON_OVER), keep])
@@ -231,11 +221,7 @@ fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command
     let at = one_of(random, &contended).unwrap_or(DbKey { db, key });
     let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, core))];
     if random.percent(50) {
-        commands.push(Command::CopyReplace {
-            from: at.key,
-            to: other,
-            db: random.below(DATABASES),
-        });
+        commands.push(Command::CopyReplace(at.key, other, random.below(DATABASES)));
     }
     if random.percent(67) {
         commands.extend(free(random, core, at));

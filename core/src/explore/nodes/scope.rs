@@ -1,5 +1,7 @@
 //! Under which conditions nodes are explored, and what is expected of each.
 
+use crate::explore::scope::{NONE, Scope as OneServer, Times};
+
 /// What can happen, and what is relied upon.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scope {
@@ -47,12 +49,43 @@ pub(super) struct Scope {
     pub(super) binds_hand_offs: bool,
     /// Whether who holds the lock is served within the grace period.
     pub(super) reenters_in_grace: bool,
-    pub(super) expected: Expected,
+    /// After how many steps exclusion breaks at the soonest. If never, owners exclude each
+    /// other, and tokens rise over fail-overs as well.
+    pub(super) breaks: Option<usize>,
     /// How far it is followed.
     pub(super) depth: usize,
 }
 
 impl Scope {
+    /// The scope of each node by itself.
+    pub(super) fn of_a_server(&self) -> OneServer {
+        OneServer {
+            connections: &[1, 1, 1][..self.owners],
+            times: Times {
+                place: self.place,
+                claim: 1,
+                acks: self.acks_timeout,
+                recheck: 1,
+            },
+            acks: self.min_replicas[0],
+            is_a_node: true,
+            ..NONE
+        }
+    }
+
+    /// One with other conditions, in which exclusion holds.
+    fn holds(mut self, name: &'static str, change: impl FnOnce(&mut Self)) -> Self {
+        self.name = name;
+        change(&mut self);
+        self
+    }
+
+    /// The same, but exclusion breaks after so many steps.
+    fn breaks(self, steps: usize, name: &'static str, change: impl FnOnce(&mut Self)) -> Self {
+        let breaks = Some(steps);
+        Self { breaks, ..self }.holds(name, change)
+    }
+
     pub(super) fn is_fenced(&self) -> bool {
         self.min_replicas_to_write != [0, 0]
     }
@@ -61,19 +94,8 @@ impl Scope {
 /// No search goes this far.
 const TO_THE_END: usize = 1000;
 
-/// What a search is to come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expected {
-    /// Owners exclude each other, and tokens rise over fail-overs as well.
-    Holds,
-    /// Exclusion breaks, after this many steps at the soonest.
-    Breaks(usize),
-}
-
-use Expected::{Breaks, Holds};
-
 const PLAIN: Scope = Scope {
-    name: "plain",
+    name: "",
     clocks: &[0, 0],
     owners: 3,
     promotions: 1,
@@ -95,14 +117,13 @@ const PLAIN: Scope = Scope {
     no_renewal: 0,
     binds_hand_offs: true,
     reenters_in_grace: false,
-    expected: Breaks(3),
+    breaks: None,
     depth: TO_THE_END,
 };
 
 /// Two nodes: what one tells, the other one has acknowledged.
 const ACKS: Scope = Scope {
     min_replicas: [1, 1],
-    expected: Holds,
     ..PLAIN
 };
 
@@ -132,7 +153,6 @@ const FENCED: Scope = Scope {
     min_replicas_to_write: [1, 1],
     // The longest lease, the lag, and one tick more.
     grace: 4,
-    expected: Holds,
     ..PLAIN
 };
 
@@ -157,272 +177,148 @@ const FENCED_BY_TWO: Scope = Scope {
 };
 
 /// All scopes: each set of conditions, and what becomes of it without one of them.
-pub(super) const SCOPES: &[Scope] = &[
-    PLAIN,
-    Scope {
-        name: "plain, no lag",
-        lag: 0,
-        ..PLAIN
-    },
-    Scope {
-        name: "plain, places",
-        place: 1,
-        owners: 2,
-        ..PLAIN
-    },
-    Scope {
-        name: "acks",
-        ..ACKS
-    },
-    Scope {
-        name: "acks, two fail-overs",
-        promotions: 2,
-        ..ACKS
-    },
-    Scope {
-        name: "acks, waits",
-        waits: true,
-        leases: &[1],
-        lag: 1,
-        ..ACKS
-    },
-    Scope {
-        name: "acks, fewer after a fail-over",
-        min_replicas: [1, 0],
-        ..ACKS
-    },
-    Scope {
-        name: "acks, a clock ahead, kept in hand",
-        clocks: &[0, 1],
-        in_hand: 1,
-        leases: &[2],
-        ..ACKS
-    },
-    Scope {
-        name: "acks, a clock behind, kept in hand",
-        clocks: &[1, 0],
-        in_hand: 1,
-        leases: &[2],
-        ..ACKS
-    },
-    Scope {
-        name: "acks, three nodes",
-        ..ACKS_OF_TWO
-    },
-    Scope {
-        name: "acks, three nodes, two fail-overs",
-        promotions: 2,
-        ..ACKS_OF_TWO
-    },
-    Scope {
-        name: "acks, three nodes, fewer after a fail-over",
-        min_replicas: [2, 1],
-        ..ACKS_OF_TWO
-    },
-    Scope {
-        name: "acks, places",
-        ..ACKS_OF_PLACES
-    },
-    Scope {
-        name: "acks, places that are not heard",
-        goes_deaf: true,
-        depth: 11,
-        ..ACKS_OF_PLACES
-    },
-    Scope {
-        name: "acks, places, two fail-overs",
-        promotions: 2,
-        depth: 11,
-        ..ACKS_OF_PLACES
-    },
-    Scope {
-        name: "acks, places, three nodes",
-        clocks: &[0, 0, 0],
-        min_replicas: [2, 2],
-        depth: 10,
-        ..ACKS_OF_PLACES
-    },
-    Scope {
-        name: "acks, places, told by old ones",
-        tells_by_old_acks: true,
-        expected: Breaks(8),
-        ..ACKS_OF_PLACES
-    },
-    Scope {
-        name: "acks, a clock ahead",
-        clocks: &[0, 1],
-        expected: Breaks(7),
-        ..ACKS
-    },
-    Scope {
-        name: "acks, a clock ahead by more than in hand",
-        clocks: &[0, 2],
-        in_hand: 1,
-        leases: &[2],
-        expected: Breaks(7),
-        ..ACKS
-    },
-    Scope {
-        name: "acks, a replica restarts",
-        restarts: true,
-        expected: Breaks(7),
-        ..ACKS
-    },
-    Scope {
-        name: "acks, told by old ones",
-        tells_by_old_acks: true,
-        expected: Breaks(8),
-        ..ACKS
-    },
-    Scope {
-        name: "acks, fewer after a fail-over, and another one",
-        min_replicas: [1, 0],
-        promotions: 2,
-        expected: Breaks(5),
-        ..ACKS
-    },
-    Scope {
-        name: "acks, three nodes, one acknowledges",
-        min_replicas: [1, 1],
-        expected: Breaks(6),
-        ..ACKS_OF_TWO
-    },
-    Scope {
-        name: "self-fencing",
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, two fail-overs",
-        promotions: 2,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, waits",
-        waits: true,
-        leases: &[1],
-        lag: 1,
-        grace: 3,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, places",
-        ..FENCED_PLACES
-    },
-    Scope {
-        name: "self-fencing, places that are not heard",
-        goes_deaf: true,
-        depth: 13,
-        ..FENCED_PLACES
-    },
-    Scope {
-        name: "self-fencing, longer times",
-        leases: &[1, 3],
-        max_lag: 2,
-        grace: 6,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, a clock ahead",
-        clocks: &[0, 3],
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, a clock behind",
-        clocks: &[3, 0],
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, three nodes",
-        ..FENCED_BY_TWO
-    },
-    Scope {
-        name: "self-fencing, three nodes, two fail-overs",
-        promotions: 2,
-        ..FENCED_BY_TWO
-    },
-    Scope {
-        name: "self-fencing, a replica restarts",
-        restarts: true,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, late acknowledgements, longer grace",
-        ack_delay: 1,
-        grace: 5,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, fewer after a fail-over, late renewals",
-        min_replicas_to_write: [1, 0],
-        no_renewal: 2,
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, three nodes, fewer after, late renewals",
-        min_replicas_to_write: [2, 1],
-        no_renewal: 2,
-        ..FENCED_BY_TWO
-    },
-    Scope {
-        name: "self-fencing, fewer after a fail-over",
-        min_replicas_to_write: [1, 0],
-        expected: Breaks(7),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, grace too short",
-        grace: 3,
-        expected: Breaks(7),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, grace for newcomers alone",
-        reenters_in_grace: true,
-        expected: Breaks(7),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, a lease beyond the longest",
-        leases: &[1, 2, 3],
-        expected: Breaks(8),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, late acknowledgements",
-        ack_delay: 1,
-        expected: Breaks(8),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, what is over is renewed",
-        renews_what_is_over: true,
-        expected: Breaks(7),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, hand-offs pass it",
-        waits: true,
-        leases: &[1],
-        lag: 1,
-        grace: 3,
-        binds_hand_offs: false,
-        expected: Breaks(9),
-        ..FENCED
-    },
-    Scope {
-        name: "self-fencing, places, hand-offs pass it",
-        leases: &[1],
-        place: 4,
-        grace: 3,
-        binds_hand_offs: false,
-        expected: Breaks(9),
-        ..FENCED_PLACES
-    },
-    Scope {
-        name: "self-fencing, three nodes, one is enough",
-        min_replicas_to_write: [1, 1],
-        no_renewal: 2,
-        expected: Breaks(7),
-        ..FENCED_BY_TWO
-    },
-];
+pub(super) fn scopes() -> Vec<Scope> {
+    vec![
+        PLAIN.breaks(3, "plain", |_| {}),
+        PLAIN.breaks(3, "plain, no lag", |it| it.lag = 0),
+        PLAIN.breaks(3, "plain, places", |it| {
+            it.place = 1;
+            it.owners = 2;
+        }),
+        ACKS.holds("acks", |_| {}),
+        ACKS.holds("acks, two fail-overs", |it| it.promotions = 2),
+        ACKS.holds("acks, waits", |it| {
+            it.waits = true;
+            it.leases = &[1];
+            it.lag = 1;
+        }),
+        ACKS.holds("acks, fewer after a fail-over", |it| {
+            it.min_replicas = [1, 0]
+        }),
+        ACKS.holds("acks, a clock ahead, kept in hand", |it| {
+            it.clocks = &[0, 1];
+            it.in_hand = 1;
+            it.leases = &[2];
+        }),
+        ACKS.holds("acks, a clock behind, kept in hand", |it| {
+            it.clocks = &[1, 0];
+            it.in_hand = 1;
+            it.leases = &[2];
+        }),
+        ACKS_OF_TWO.holds("acks, three nodes", |_| {}),
+        ACKS_OF_TWO.holds("acks, three nodes, two fail-overs", |it| it.promotions = 2),
+        ACKS_OF_TWO.holds("acks, three nodes, fewer after a fail-over", |it| {
+            it.min_replicas = [2, 1]
+        }),
+        ACKS_OF_PLACES.holds("acks, places", |_| {}),
+        ACKS_OF_PLACES.holds("acks, places that are not heard", |it| {
+            it.goes_deaf = true;
+            it.depth = 11;
+        }),
+        ACKS_OF_PLACES.holds("acks, places, two fail-overs", |it| {
+            it.promotions = 2;
+            it.depth = 11;
+        }),
+        ACKS_OF_PLACES.holds("acks, places, three nodes", |it| {
+            it.clocks = &[0, 0, 0];
+            it.min_replicas = [2, 2];
+            it.depth = 10;
+        }),
+        ACKS_OF_PLACES.breaks(8, "acks, places, told by old ones", |it| {
+            it.tells_by_old_acks = true
+        }),
+        ACKS.breaks(7, "acks, a clock ahead", |it| it.clocks = &[0, 1]),
+        ACKS.breaks(7, "acks, a clock ahead by more than in hand", |it| {
+            it.clocks = &[0, 2];
+            it.in_hand = 1;
+            it.leases = &[2];
+        }),
+        ACKS.breaks(7, "acks, a replica restarts", |it| it.restarts = true),
+        ACKS.breaks(8, "acks, told by old ones", |it| {
+            it.tells_by_old_acks = true
+        }),
+        ACKS.breaks(5, "acks, fewer after a fail-over, and another one", |it| {
+            it.min_replicas = [1, 0];
+            it.promotions = 2;
+        }),
+        ACKS_OF_TWO.breaks(6, "acks, three nodes, one acknowledges", |it| {
+            it.min_replicas = [1, 1]
+        }),
+        FENCED.holds("self-fencing", |_| {}),
+        FENCED.holds("self-fencing, two fail-overs", |it| it.promotions = 2),
+        FENCED.holds("self-fencing, waits", |it| {
+            it.waits = true;
+            it.leases = &[1];
+            it.lag = 1;
+            it.grace = 3;
+        }),
+        FENCED_PLACES.holds("self-fencing, places", |_| {}),
+        FENCED_PLACES.holds("self-fencing, places that are not heard", |it| {
+            it.goes_deaf = true;
+            it.depth = 13;
+        }),
+        FENCED.holds("self-fencing, longer times", |it| {
+            it.leases = &[1, 3];
+            it.max_lag = 2;
+            it.grace = 6;
+        }),
+        FENCED.holds("self-fencing, a clock ahead", |it| it.clocks = &[0, 3]),
+        FENCED.holds("self-fencing, a clock behind", |it| it.clocks = &[3, 0]),
+        FENCED_BY_TWO.holds("self-fencing, three nodes", |_| {}),
+        FENCED_BY_TWO.holds("self-fencing, three nodes, two fail-overs", |it| {
+            it.promotions = 2
+        }),
+        FENCED.holds("self-fencing, a replica restarts", |it| it.restarts = true),
+        FENCED.holds("self-fencing, late acknowledgements, longer grace", |it| {
+            it.ack_delay = 1;
+            it.grace = 5;
+        }),
+        FENCED.holds(
+            "self-fencing, fewer after a fail-over, late renewals",
+            |it| {
+                it.min_replicas_to_write = [1, 0];
+                it.no_renewal = 2;
+            },
+        ),
+        FENCED_BY_TWO.holds(
+            "self-fencing, three nodes, fewer after, late renewals",
+            |it| {
+                it.min_replicas_to_write = [2, 1];
+                it.no_renewal = 2;
+            },
+        ),
+        FENCED.breaks(7, "self-fencing, fewer after a fail-over", |it| {
+            it.min_replicas_to_write = [1, 0]
+        }),
+        FENCED.breaks(7, "self-fencing, grace too short", |it| it.grace = 3),
+        FENCED.breaks(7, "self-fencing, grace for newcomers alone", |it| {
+            it.reenters_in_grace = true
+        }),
+        FENCED.breaks(8, "self-fencing, a lease beyond the longest", |it| {
+            it.leases = &[1, 2, 3]
+        }),
+        FENCED.breaks(8, "self-fencing, late acknowledgements", |it| {
+            it.ack_delay = 1
+        }),
+        FENCED.breaks(7, "self-fencing, what is over is renewed", |it| {
+            it.renews_what_is_over = true
+        }),
+        FENCED.breaks(9, "self-fencing, hand-offs pass it", |it| {
+            it.waits = true;
+            it.leases = &[1];
+            it.lag = 1;
+            it.grace = 3;
+            it.binds_hand_offs = false;
+        }),
+        FENCED_PLACES.breaks(9, "self-fencing, places, hand-offs pass it", |it| {
+            it.leases = &[1];
+            it.place = 4;
+            it.grace = 3;
+            it.binds_hand_offs = false;
+        }),
+        FENCED_BY_TWO.breaks(7, "self-fencing, three nodes, one is enough", |it| {
+            it.min_replicas_to_write = [1, 1];
+            it.no_renewal = 2;
+        }),
+    ]
+}

@@ -1,39 +1,22 @@
-//! Nodes with a lock table each, what is on its way between them, and clients that
-//! believe what they were told.
+//! Nodes, what is on its way between them, and clients that believe what they were told.
 
 mod clients;
-mod road;
 mod streams;
 
 use std::rc::Rc;
 
-use smallvec::SmallVec;
-
-use super::scope::{Expected, Scope};
-use crate::explore::cast::owner_name;
+use super::scope::Scope;
 use crate::explore::cast::{Cast, Order};
 use crate::explore::form::Form;
-use crate::explore::keyspace::{Keyspace, Write};
+use crate::explore::keyspace::Write;
 use crate::explore::scope::BEGIN_MS;
-use crate::explore::search::{self, Broken, Checked, World as _};
+use crate::explore::search::{self, Checked, World as _, broken};
+use crate::explore::world::World as Server;
 use crate::grace::Grace;
-use crate::keys::KeyRef;
-use crate::lock::{Lock, Now};
-use crate::queue::WaiterId;
-use crate::table::{LockTable, Settings};
 use crate::token::FencingToken;
 
 /// How many nodes there are at most.
 const NODES: usize = 3;
-
-/// The one key.
-const KEY: KeyRef<'_> = KeyRef { db: 0, name: b"k" };
-
-/// How often a contended lock is looked at for no other reason, in ticks.
-const RECHECK: i64 = 1;
-
-/// How long a grant to a place lasts that nobody claims, in ticks.
-const CLAIM: i64 = 1;
 
 /// Something that a client, a node or time may do. A tick is a millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +73,7 @@ struct Peer {
 
 #[derive(Clone, Debug)]
 struct Node {
-    table: LockTable,
-    data: Keyspace,
+    server: Server,
     role: Role,
     /// The promotion that it is the result of, or that its primary is.
     epoch: u8,
@@ -102,73 +84,24 @@ struct Node {
     peers: [Peer; NODES],
 }
 
-/// A request that is not answered yet. Its client waits for it blocked, for the lock or for
-/// replicas to acknowledge what it is told, or has a place in a queue.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    node: usize,
-    id: WaiterId,
-    /// How long its first lease is.
-    lease: i64,
-    /// Until when a client may rely on what it is told, as soon as that is known.
-    until: Option<i64>,
-    /// The client has given the lock up on another node, and does not listen to this
-    /// one any more.
-    is_left: bool,
-}
-
-impl Waiting {
-    /// Whether it is not granted anything yet.
-    fn is_in_queue_of(&self, node: usize) -> bool {
-        self.node == node && self.until.is_none()
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct Client {
-    blocked: Option<Waiting>,
-    /// The places that it was not told the end of.
-    places: SmallVec<[Waiting; 2]>,
-    /// The token by which it believes that it holds the lock, and until when.
-    belief: Option<(FencingToken, i64)>,
-}
-
-impl Client {
-    fn waiting(&mut self) -> impl Iterator<Item = &mut Waiting> {
-        self.places.iter_mut().chain(&mut self.blocked)
-    }
-}
-
 /// Nodes, their clients, and time.
 #[derive(Clone, Debug)]
 pub(super) struct World {
     cast: Rc<Cast<Scope>>,
     nodes: Vec<Node>,
-    clients: Vec<Client>,
+    /// The token by which each client believes that it holds the lock, and until when.
+    beliefs: Vec<Option<(FencingToken, i64)>>,
     ticks: i64,
-    steps: i64,
     promotions_left: u8,
-    /// Nobody hears what is published.
-    is_deaf: bool,
     /// The greatest token that anybody was told.
     greatest_told: Option<FencingToken>,
-    /// What was said, where somebody listens, and all tokens in the order of their grants.
+    /// What was said, where somebody listens.
     said: Option<String>,
-    tokens: Vec<FencingToken>,
 }
 
 impl World {
     fn scope(&self) -> &Scope {
         &self.cast.scope
-    }
-
-    fn now(&self, node: usize) -> Now {
-        let ms = BEGIN_MS + self.ticks + self.scope().clocks[node];
-        // Each step takes a moment, so that no two have the same time.
-        Now {
-            us: ms * 1000 + self.steps,
-            steady_ms: ms,
-        }
     }
 
     fn is_primary(&self, node: usize) -> bool {
@@ -209,24 +142,18 @@ impl World {
 
     fn may_renew(&self, node: usize) -> bool {
         let no_renewal = self.scope().no_renewal;
-        self.since_promotion(node)
-            .is_none_or(|since| since >= no_renewal)
-    }
-
-    fn is_expired(&self, node: usize) -> bool {
-        self.nodes[node].data.is_expired(0, self.now(node).ms())
-    }
-
-    fn stored(&self, node: usize) -> Lock {
-        self.nodes[node].data.read(0).unwrap_or_default()
+        let since = self.since_promotion(node);
+        since.is_none_or(|since| since >= no_renewal)
     }
 
     /// The token by which this owner holds the lock on a node.
     fn token_of(&self, node: usize, client: usize) -> Option<FencingToken> {
-        if self.is_expired(node) {
+        let server = &self.nodes[node].server;
+        if server.data.is_expired(0, server.now_ms) {
             return None;
         }
-        self.stored(node).holder(&self.cast.owners[client])?.token
+        let lock = server.data.read(0).unwrap_or_default();
+        lock.holder(&self.cast.owners[client])?.token
     }
 
     /// A node in words.
@@ -238,22 +165,22 @@ impl World {
         format!("n{} ({role})", node + 1)
     }
 
-    /// A token as a small number: its place in the order of the grants.
-    fn short(&self, token: FencingToken) -> usize {
-        self.tokens.iter().take_while(|&&one| one != token).count() + 1
+    fn short(&self, token: FencingToken) -> i64 {
+        self.nodes[0].server.short(token)
     }
 
     fn pass(&mut self) {
         self.ticks += 1;
         self.say(|w| format!("it is {}", w.ticks));
         for node in 0..self.nodes.len() {
+            self.nodes[node].server.now_ms += 1;
             if self.is_primary(node) {
                 self.set_grace(node);
             }
         }
         let now = self.ticks;
-        for client in &mut self.clients {
-            client.belief = client.belief.filter(|&(_, until)| until >= now);
+        for belief in &mut self.beliefs {
+            *belief = belief.filter(|&(_, until)| until >= now);
         }
     }
 
@@ -261,38 +188,23 @@ impl World {
     /// others acknowledge what is told.
     fn what_was_told_is_known(&self, node: usize) -> Checked {
         let others = self.nodes.len() - 1;
-        let scope = self.scope();
-        if scope.expected != Expected::Holds || scope.min_replicas != [others; 2] {
+        if !self.is_to_hold() || self.scope().min_replicas != [others; 2] {
             return Ok(());
         }
-        for (at, client) in self.clients.iter().enumerate() {
-            if let Some((token, until)) = client.belief
-                && self.token_of(node, at) != Some(token)
-            {
-                let (owner, token) = (owner_name(at), self.short(token));
-                return Err(Broken::new(
-                    "what_was_told_is_known",
-                    format!("{owner} believes in token {token} until {until}"),
-                ));
-            }
+        let mut beliefs = self.beliefs.iter().enumerate();
+        let is_known = |token, at| self.token_of(node, at) == Some(token);
+        match beliefs.all(|(at, belief)| belief.is_none_or(|(token, _)| is_known(token, at))) {
+            true => Ok(()),
+            false => broken("what_was_told_is_known", format!("{:?}", self.beliefs)),
         }
-        Ok(())
     }
 
     /// No two owners believe at one time that they hold the lock.
     fn owners_exclude_each_other(&self) -> Checked {
-        let clients = self.clients.iter().enumerate();
-        let believers = clients.filter_map(|(at, client)| {
-            let (token, until) = client.belief?;
-            let (owner, token) = (owner_name(at), self.short(token));
-            Some(format!("{owner} by token {token} until {until}"))
-        });
-        let believers: Vec<String> = believers.collect();
-        if believers.len() < 2 {
-            return Ok(());
+        match self.beliefs.iter().flatten().count() < 2 {
+            true => Ok(()),
+            false => broken("owners_exclude_each_other", format!("{:?}", self.beliefs)),
         }
-        let shown_by = format!("k is held in the eyes of {}", believers.join(" and "));
-        Err(Broken::new("owners_exclude_each_other", shown_by))
     }
 }
 
@@ -302,8 +214,7 @@ impl search::World for World {
 
     fn new(scope: Scope) -> Self {
         let node = Node {
-            table: new_table(),
-            data: Keyspace::default(),
+            server: Server::new(scope.of_a_server()),
             role: Role::Replica {
                 of: 0,
                 stream: Some(Vec::new()),
@@ -316,23 +227,23 @@ impl search::World for World {
         };
         let mut nodes = vec![node; scope.clocks.len()];
         nodes[0].role = Role::Primary;
+        for (node, ahead) in nodes.iter_mut().zip(scope.clocks) {
+            node.server.now_ms += ahead;
+        }
         Self {
             cast: Cast::new(scope, &vec![1; scope.owners], 1, scope.clocks),
             nodes,
-            clients: vec![Client::default(); scope.owners],
+            beliefs: vec![None; scope.owners],
             ticks: 0,
-            steps: 0,
             promotions_left: scope.promotions,
-            is_deaf: false,
             greatest_told: None,
             said: None,
-            tokens: Vec::new(),
         }
     }
 
     fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
-        for client in 0..self.clients.len() {
+        for client in 0..self.beliefs.len() {
             self.client_actions(client, actions);
         }
         for node in 0..self.nodes.len() {
@@ -345,21 +256,17 @@ impl search::World for World {
     }
 
     fn act(&mut self, action: Action) -> Checked {
-        self.steps += 1;
-        let lease = |lease: u8| self.scope().leases[usize::from(lease)];
+        for node in &mut self.nodes {
+            node.server.steps += 1;
+        }
+        let leases = self.scope().leases;
+        let lease = |lease: u8| leases[usize::from(lease)];
         match action {
             Action::Acquire(at, node, ms) => {
-                let lease = lease(ms);
-                self.acquire(at.into(), node.into(), lease, false)?;
+                self.acquire(at.into(), node.into(), lease(ms), false)?;
             }
-            Action::Queue(at, node, ms) => {
-                let lease = lease(ms);
-                self.acquire(at.into(), node.into(), lease, true)?;
-            }
-            Action::Renew(at, node, ms) => {
-                let lease = lease(ms);
-                self.renew(at.into(), node.into(), lease)?;
-            }
+            Action::Queue(at, node, ms) => self.acquire(at.into(), node.into(), lease(ms), true)?,
+            Action::Renew(at, node, ms) => self.renew(at.into(), node.into(), lease(ms))?,
             Action::Release(at, node) => self.release(at.into(), node.into())?,
             Action::GiveUp(at) => self.give_up(at.into())?,
             Action::Apply(at) => self.apply_next(at.into()),
@@ -367,15 +274,17 @@ impl search::World for World {
             Action::Follow(at, to) => self.follow(at.into(), to.into())?,
             Action::Promote(at) => self.promote(at.into())?,
             Action::Restart(at) => self.restart(at.into()),
-            Action::Wake(node) => self.wake(node.into())?,
-            Action::Expire(node) => self.notice_expiry(node.into()),
+            Action::Wake(node) => self.on(node.into(), Server::wake)?,
+            Action::Expire(node) => self.on(node.into(), |server| {
+                server.notice_expiry(0);
+                Ok(())
+            })?,
             Action::Pass => self.pass(),
             Action::Ears => {
-                self.is_deaf = !self.is_deaf;
-                self.say(|w| match w.is_deaf {
-                    true => "nobody hears what is published".to_owned(),
-                    false => "what is published is heard".to_owned(),
-                });
+                for node in &mut self.nodes {
+                    node.server.deaf = node.server.deaf.map(|deaf| !deaf);
+                }
+                self.say(|w| format!("all are deaf: {}", w.nodes[0].server.deaf[0]));
             }
         }
         self.end_turns()?;
@@ -387,12 +296,9 @@ impl search::World for World {
     }
 
     /// The slowest clock shows true time: what is over by it is over everywhere.
-    fn now_ms(&self) -> i64 {
-        BEGIN_MS + self.ticks
-    }
-
-    fn generations(&self) -> Vec<u64> {
-        vec![0; self.clients.len()]
+    fn moment(&self) -> (i64, Vec<u64>) {
+        let (_, generations) = self.nodes[0].server.moment();
+        (BEGIN_MS + self.ticks, generations)
     }
 
     fn said(&mut self) -> &mut Option<String> {
@@ -406,8 +312,8 @@ impl search::World for World {
             form.number(node.epoch.into());
             let acked = order.nodes.iter().map(|&other| node.peers[other].acked);
             form.stream(node.offset, self.scope().lag, acked);
-            node.table.take_down(form);
-            node.data.take_down(&self.cast.keys, form);
+            node.server.table.take_down(form);
+            node.server.data.take_down(&self.cast.keys, form);
             match &node.role {
                 Role::Primary => {
                     form.number(-1);
@@ -422,7 +328,7 @@ impl search::World for World {
                 Role::Replica { of, stream } => {
                     form.count(place(*of).unwrap_or(usize::MAX));
                     form.flag(stream.is_some());
-                    let mut data = node.data.clone();
+                    let mut data = node.server.data.clone();
                     let writes = stream.iter().flatten();
                     form.count(writes.clone().count());
                     for write in writes {
@@ -433,38 +339,18 @@ impl search::World for World {
             }
         }
         for &at in &order.owners {
-            let client = &self.clients[at];
-            form.count(client.places.len());
-            form.flag(client.blocked.is_some());
+            let belief = self.beliefs[at];
+            form.flag(self.blocked_on(at).is_some());
             for &node in &order.nodes {
-                let all = client.places.iter().chain(&client.blocked);
-                for one in all.filter(|one| one.node == node) {
-                    form.count(place(node).unwrap_or(usize::MAX));
-                    form.waiter(Some(one.id));
-                    form.flag(one.is_left);
-                    form.number(match one.until {
-                        Some(until) => (until - self.ticks).max(-1),
-                        None => -1 - one.lease,
-                    });
-                }
+                self.nodes[node].server.take_down_waits(at, form);
             }
-            form.token(client.belief.map(|(token, _)| token));
-            form.number(client.belief.map_or(-1, |(_, until)| until - self.ticks));
+            form.token(belief.map(|(token, _)| token));
+            form.number(belief.map_or(-1, |(_, until)| until - self.ticks));
         }
-        if self.scope().expected == Expected::Holds {
+        if self.is_to_hold() {
             form.token(self.greatest_told);
         }
         form.number(self.promotions_left.into());
-        form.flag(self.is_deaf);
+        form.flag(self.nodes[0].server.deaf[0]);
     }
-}
-
-fn new_table() -> LockTable {
-    let mut table = LockTable::default();
-    table.settings = Settings {
-        recheck_interval_ms: RECHECK,
-        claim_timeout_ms: CLAIM,
-        ..Settings::default()
-    };
-    table
 }

@@ -3,12 +3,9 @@ use super::*;
 #[test]
 fn a_free_lock_is_granted_with_a_new_token_and_a_lease() {
     for hold in [None, Some(1)] {
-        check_acquire(
-            &free(None),
-            &acquire("a", LEASE_MS, hold),
-            granted(NEW),
-            &[replaces("a", NEW, END)],
-        );
+        let lock = free(None);
+        let effects = [replaces("a", NEW, END)];
+        check_acquire(&lock, &acquire("a", LEASE_MS, hold), granted(NEW), &effects);
     }
 }
 
@@ -33,34 +30,25 @@ fn there_is_no_grant_without_a_greater_token() {
 
 #[test]
 fn reentry_counts_and_keeps_the_token() {
-    check_acquire(
-        &held("a", 1, Some(7), Some(END - 1)),
-        &acquire("a", LEASE_MS, None),
-        granted(7),
-        &[sets("a", 2, None), expires(END)],
-    );
+    let lock = held("a", 1, Some(7), Some(END - 1));
+    let effects = [sets("a", 2, None), expires(END)];
+    check_acquire(&lock, &acquire("a", LEASE_MS, None), granted(7), &effects);
 }
 
 #[test]
 fn reentry_never_shortens_the_lease() {
     for end in [END, END + 1, i64::MAX] {
-        check_acquire(
-            &held("a", 1, Some(7), Some(end)),
-            &acquire("a", LEASE_MS, None),
-            granted(7),
-            &[sets("a", 2, None)],
-        );
+        let lock = held("a", 1, Some(7), Some(end));
+        let effects = [sets("a", 2, None)];
+        check_acquire(&lock, &acquire("a", LEASE_MS, None), granted(7), &effects);
     }
 }
 
 #[test]
 fn a_hold_of_redisson_gets_its_token_on_reentry() {
-    check_acquire(
-        &held("a", 1, None, Some(END + 1)),
-        &acquire("a", LEASE_MS, None),
-        granted(NEW),
-        &[sets("a", 2, Some(NEW))],
-    );
+    let lock = held("a", 1, None, Some(END + 1));
+    let effects = [sets("a", 2, Some(NEW))];
+    check_acquire(&lock, &acquire("a", LEASE_MS, None), granted(NEW), &effects);
     // The resent request changes no count, but its reply is a token all
     // the same, and that token must be the stored one.
     check_acquire(
@@ -73,12 +61,9 @@ fn a_hold_of_redisson_gets_its_token_on_reentry() {
 
 #[test]
 fn a_persisted_lock_keeps_having_no_end() {
-    check_acquire(
-        &held("a", 1, Some(7), None),
-        &acquire("a", LEASE_MS, None),
-        granted(7),
-        &[sets("a", 2, None)],
-    );
+    let lock = held("a", 1, Some(7), None);
+    let effects = [sets("a", 2, None)];
+    check_acquire(&lock, &acquire("a", LEASE_MS, None), granted(7), &effects);
 }
 
 #[test]
@@ -93,12 +78,8 @@ fn the_hold_that_comes_next_is_counted() {
 
 #[test]
 fn a_resent_hold_changes_nothing_but_the_lease() {
-    check_acquire(
-        &held("a", 5, Some(7), Some(END)),
-        &acquire("a", LEASE_MS, Some(5)),
-        granted(7),
-        &[],
-    );
+    let lock = held("a", 5, Some(7), Some(END));
+    check_acquire(&lock, &acquire("a", LEASE_MS, Some(5)), granted(7), &[]);
     check_acquire(
         &held("a", 5, Some(7), Some(END - 1)),
         &acquire("a", LEASE_MS, Some(5)),

@@ -15,13 +15,8 @@ fn check_keep(before: &Lock, name: &str, token: i64, kept: bool, effects: &[Effe
 
 #[test]
 fn a_lease_that_would_end_sooner_is_moved() {
-    check_keep(
-        &held("a", 2, Some(7), Some(END - 1)),
-        "a",
-        7,
-        true,
-        &[expires(END)],
-    );
+    let lock = held("a", 2, Some(7), Some(END - 1));
+    check_keep(&lock, "a", 7, true, &[expires(END)]);
 }
 
 #[test]
@@ -36,21 +31,11 @@ fn a_lease_that_lasts_is_left_alone() {
 fn a_permit_is_kept_like_any_lease() {
     let b = permitted("b", 8, END + 5, Limit::SHARED);
     let [old, new] = [END - 1, END].map(|end| permitted("a", 7, end, Limit::SHARED));
-    check_keep(
-        &held_by([old.clone(), b.clone()]),
-        "a",
-        7,
-        true,
-        &[writes(&new, None)],
-    );
+    let lock = held_by([old.clone(), b.clone()]);
+    check_keep(&lock, "a", 7, true, &[writes(&new, None)]);
     // With nobody else, the key is kept as well.
-    check_keep(
-        &held_by([old]),
-        "a",
-        7,
-        true,
-        &[writes(&new, None), expires(END)],
-    );
+    let lock = held_by([old]);
+    check_keep(&lock, "a", 7, true, &[writes(&new, None), expires(END)]);
     let lock = held_by([new, b]);
     check_keep(&lock, "a", 7, true, &[]);
     check_keep(&lock, "b", 8, true, &[]);

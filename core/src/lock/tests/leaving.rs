@@ -15,12 +15,8 @@ fn check_leave(before: &Lock, name: &str, holds: i64, effects: &[Effect]) {
 #[test]
 fn who_is_left_some_holds_keeps_token_and_lease() {
     for left in [1, 2] {
-        check_leave(
-            &held("a", 3, Some(7), Some(END)),
-            "a",
-            left,
-            &[sets("a", left, None)],
-        );
+        let lock = held("a", 3, Some(7), Some(END));
+        check_leave(&lock, "a", left, &[sets("a", left, None)]);
     }
 }
 

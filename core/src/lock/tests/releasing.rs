@@ -86,11 +86,8 @@ fn a_named_hold_ends_once() {
         Ok(Released::StillHeld),
         &[sets("a", 2, None)],
     );
-    check_release_in_vain(
-        &held("a", 2, Some(7), Some(END)),
-        &release("a", None, hold(3)),
-        Ok(Released::StillHeld),
-    );
+    let lock = held("a", 2, Some(7), Some(END));
+    check_release_in_vain(&lock, &release("a", None, hold(3)), Ok(Released::StillHeld));
 }
 
 #[test]

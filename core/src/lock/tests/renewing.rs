@@ -4,12 +4,9 @@ use super::*;
 fn a_renewed_lease_ends_exactly_then_even_if_that_is_earlier() {
     for end in [Some(END - 1), Some(END + 1), None] {
         for token in [None, Some(7)] {
-            check_renew(
-                &held("a", 2, Some(7), end),
-                &renew("a", LEASE_MS, token),
-                Some(7),
-                &[expires(END)],
-            );
+            let lock = held("a", 2, Some(7), end);
+            let effects = [expires(END)];
+            check_renew(&lock, &renew("a", LEASE_MS, token), Some(7), &effects);
         }
     }
 }
@@ -17,12 +14,9 @@ fn a_renewed_lease_ends_exactly_then_even_if_that_is_earlier() {
 #[test]
 fn a_hold_of_redisson_gets_its_token_on_renewal() {
     for (end, moves) in [(END - 1, &[expires(END)][..]), (END, &[])] {
-        check_renew(
-            &held("a", 2, None, Some(end)),
-            &renew("a", LEASE_MS, None),
-            Some(NEW),
-            &[&[sets("a", 2, Some(NEW))], moves].concat(),
-        );
+        let lock = held("a", 2, None, Some(end));
+        let effects = [&[sets("a", 2, Some(NEW))], moves].concat();
+        check_renew(&lock, &renew("a", LEASE_MS, None), Some(NEW), &effects);
     }
 }
 

@@ -102,42 +102,29 @@ mod admitting {
     fn every_holder_has_a_token_and_a_lease_of_its_own() {
         for limit in [SHARED, limit(2)] {
             let first = newcomer(limit);
-            check_acquire(
-                &free(None),
-                &acquire_as(limit, "new"),
-                granted(NEW),
-                &[writes(&first, Some(NEW)), expires(END)],
-            );
+            let lock = free(None);
+            let effects = [writes(&first, Some(NEW)), expires(END)];
+            check_granted(&lock, limit, "new", NEW, &effects);
             let [present, second] = [permitted("a", 7, END - 5, limit), newcomer(limit)];
-            check_acquire(
-                &held_by([present.clone()]),
-                &acquire_as(limit, "new"),
-                granted(NEW),
-                &[writes(&second, Some(NEW)), expires(END)],
-            );
+            let lock = held_by([present.clone()]);
+            let effects = [writes(&second, Some(NEW)), expires(END)];
+            check_granted(&lock, limit, "new", NEW, &effects);
         }
     }
 
     #[test]
     fn a_limit_of_one_is_exclusive() {
-        check_acquire(
-            &free(None),
-            &acquire_as(limit(1), "a"),
-            granted(NEW),
-            &[replaces("a", NEW, END)],
-        );
+        let lock = free(None);
+        check_granted(&lock, limit(1), "a", NEW, &[replaces("a", NEW, END)]);
     }
 
     #[test]
     fn a_new_token_is_greater_than_those_of_the_present_holders() {
         let present = permitted("a", NEW + 5, END, SHARED);
         let new = permitted("new", NEW + 6, END, SHARED);
-        check_acquire(
-            &held_by([present]),
-            &acquire_as(SHARED, "new"),
-            granted(NEW + 6),
-            &[writes(&new, Some(NEW + 6))],
-        );
+        let lock = held_by([present]);
+        let effects = [writes(&new, Some(NEW + 6))];
+        check_granted(&lock, SHARED, "new", NEW + 6, &effects);
         let lock = held_by([permitted("a", TOKEN_MAX, END, SHARED)]);
         let exhausted = Err(Usage::TokensExhausted.into());
         check_acquire_in_vain(&lock, &acquire_as(SHARED, "new"), exhausted);
@@ -147,12 +134,8 @@ mod admitting {
     fn the_key_lives_as_long_as_the_last_lease() {
         let [a, b] = a_and_b();
         let new = newcomer(SHARED);
-        check_acquire(
-            &held_by([a, b]),
-            &acquire_as(SHARED, "new"),
-            granted(NEW),
-            &[writes(&new, Some(NEW))],
-        );
+        let lock = held_by([a, b]);
+        check_granted(&lock, SHARED, "new", NEW, &[writes(&new, Some(NEW))]);
     }
 
     #[test]
@@ -163,12 +146,8 @@ mod admitting {
             ..held_by([a, b])
         };
         let new = newcomer(SHARED);
-        check_acquire(
-            &persisted,
-            &acquire_as(SHARED, "new"),
-            granted(NEW),
-            &[writes(&new, Some(NEW)), expires(LATER + 5)],
-        );
+        let effects = [writes(&new, Some(NEW)), expires(LATER + 5)];
+        check_granted(&persisted, SHARED, "new", NEW, &effects);
     }
 
     #[test]
@@ -230,18 +209,10 @@ mod admitting {
             ..free(Some(NEW + 5))
         };
         let new = permitted("new", NEW + 6, END, SHARED);
-        check_acquire(
-            &lock,
-            &acquire_as(SHARED, "new"),
-            granted(NEW + 6),
-            &[Effect::Delete, writes(&new, Some(NEW + 6)), expires(END)],
-        );
-        check_acquire(
-            &lock,
-            &acquire_as(EXCLUSIVE, "new"),
-            granted(NEW + 6),
-            &[replaces("new", NEW + 6, END)],
-        );
+        let effects = [Effect::Delete, writes(&new, Some(NEW + 6)), expires(END)];
+        check_granted(&lock, SHARED, "new", NEW + 6, &effects);
+        let effects = [replaces("new", NEW + 6, END)];
+        check_granted(&lock, EXCLUSIVE, "new", NEW + 6, &effects);
         check_acquire_in_vain(&lock, &acquire("new", LEASE_MS, Some(2)), hold_count(2, 0));
         let exhausted = Lock {
             last_token: Some(token(TOKEN_MAX)),
@@ -288,42 +259,19 @@ mod reentering {
             (SHARED, SHARED),
         ] {
             let a = permitted("a", 7, LATER, has);
-            check_acquire(
-                &held_by([a.clone()]),
-                &acquire_as(asks, "a"),
-                granted(7),
-                &[writes(&twice(&a), None)],
-            );
+            let lock = held_by([a.clone()]);
+            check_granted(&lock, asks, "a", 7, &[writes(&twice(&a), None)]);
         }
         for asks in [limit(2), SHARED] {
-            check_acquire(
-                &held("a", 1, Some(7), Some(LATER)),
-                &acquire_as(asks, "a"),
-                granted(7),
-                &[sets("a", 2, None)],
-            );
+            let lock = held("a", 1, Some(7), Some(LATER));
+            check_granted(&lock, asks, "a", 7, &[sets("a", 2, None)]);
         }
     }
 
     #[test]
     fn a_hold_of_redisson_stays_exclusive() {
-        check_acquire(
-            &held("a", 1, None, Some(LATER)),
-            &acquire_as(SHARED, "a"),
-            granted(NEW),
-            &[sets("a", 2, Some(NEW))],
-        );
-    }
-
-    #[test]
-    fn the_token_is_the_owners_not_the_newest() {
-        let [a, b] = a_and_b();
-        check_acquire(
-            &held_by([a.clone(), b]),
-            &acquire_as(SHARED, "a"),
-            granted(7),
-            &[writes(&twice(&a), None)],
-        );
+        let lock = held("a", 1, None, Some(LATER));
+        check_granted(&lock, SHARED, "a", NEW, &[sets("a", 2, Some(NEW))]);
     }
 
     #[test]
@@ -331,19 +279,11 @@ mod reentering {
         let [a, b] = a_and_b();
         let before = until(END - 1, &a);
         let after = twice(&until(END, &a));
-        check_acquire(
-            &held_by([before.clone(), b.clone()]),
-            &acquire_as(SHARED, "a"),
-            granted(7),
-            &[writes(&after, None)],
-        );
+        let lock = held_by([before.clone(), b.clone()]);
+        check_granted(&lock, SHARED, "a", 7, &[writes(&after, None)]);
         let b = until(END - 2, &b);
-        check_acquire(
-            &held_by([before, b]),
-            &acquire_as(SHARED, "a"),
-            granted(7),
-            &[writes(&after, None), expires(END)],
-        );
+        let lock = held_by([before, b]);
+        check_granted(&lock, SHARED, "a", 7, &[writes(&after, None), expires(END)]);
     }
 
     #[test]
@@ -357,12 +297,8 @@ mod reentering {
             let lock = held_by([a.clone(), b.clone()]);
             check_acquire(&lock, &again, granted(7), &[]);
         }
-        check_acquire(
-            &held_by([until(END - 1, &a), b]),
-            &again,
-            granted(7),
-            &[writes(&until(END, &a), None)],
-        );
+        let lock = held_by([until(END - 1, &a), b]);
+        check_acquire(&lock, &again, granted(7), &[writes(&until(END, &a), None)]);
     }
 
     #[test]
@@ -483,19 +419,15 @@ mod ending_leases {
         let [a, b] = a_and_b();
         let c = permitted("c", 9, NOW_MS - 7, limit(5));
         let d = permitted("d", 10, LATER, limit(5));
-        check_end(
-            &held_by([until(1, &a), b, c, d]),
-            &[removes("a"), removes("c")],
-        );
+        let lock = held_by([until(1, &a), b, c, d]);
+        check_end(&lock, &[removes("a"), removes("c")]);
     }
 
     #[test]
     fn a_lock_whose_leases_are_all_over_is_free() {
         let [a, b] = a_and_b();
-        check_end(
-            &held_by([until(NOW_MS - 2, &a), until(NOW_MS - 1, &b)]),
-            &[Effect::Delete],
-        );
+        let lock = held_by([until(NOW_MS - 2, &a), until(NOW_MS - 1, &b)]);
+        check_end(&lock, &[Effect::Delete]);
         // Somebody persisted the key.
         let persisted = Lock {
             expires_at_ms: None,
@@ -542,26 +474,17 @@ mod renewing {
     fn a_renewed_lease_ends_exactly_then_and_the_key_with_the_last() {
         let [a, b] = a_and_b();
         for token in [None, Some(7)] {
-            check_renew(
-                &held_by([a.clone(), b.clone()]),
-                &renew("a", LEASE_MS, token),
-                Some(7),
-                &[writes(&until(END, &a), None)],
-            );
+            let lock = held_by([a.clone(), b.clone()]);
+            let effects = [writes(&until(END, &a), None)];
+            check_renew(&lock, &renew("a", LEASE_MS, token), Some(7), &effects);
         }
         // The last lease becomes shorter than the other one, then the longer again.
-        check_renew(
-            &held_by([a.clone(), b.clone()]),
-            &renew("b", LEASE_MS, None),
-            Some(8),
-            &[writes(&until(END, &b), None), expires(LATER)],
-        );
-        check_renew(
-            &held_by([a.clone(), until(END, &b)]),
-            &renew("b", LEASE_MS + 9, None),
-            Some(8),
-            &[writes(&until(END + 9, &b), None), expires(END + 9)],
-        );
+        let lock = held_by([a.clone(), b.clone()]);
+        let effects = [writes(&until(END, &b), None), expires(LATER)];
+        check_renew(&lock, &renew("b", LEASE_MS, None), Some(8), &effects);
+        let lock = held_by([a.clone(), until(END, &b)]);
+        let effects = [writes(&until(END + 9, &b), None), expires(END + 9)];
+        check_renew(&lock, &renew("b", LEASE_MS + 9, None), Some(8), &effects);
         let lock = held_by([until(END, &a), b]);
         check_renew(&lock, &renew("a", LEASE_MS, None), Some(7), &[]);
     }

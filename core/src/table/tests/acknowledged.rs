@@ -244,28 +244,25 @@ fn withheld_from_a_session(count: usize) -> Server {
 }
 
 #[test]
-fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
-    let mut server = withheld_from_a_session(2);
-    let offset = server.end_turn();
-    server.disconnect(7);
-    let (replies, _) = server.table.acknowledged(1, vec![offset], usize::MAX);
-    assert_eq!(replies, []);
-    let told = server.give_up();
-    assert_eq!(told.len(), 2);
-    assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
-    server.run();
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_place_that_has_ended_is_told_so_though_replicas_took_too_long() {
-    let mut server = withheld_from_a_session(2);
-    server.sleep(TIMEOUT_MS);
-    server.disconnect(7);
-    let told = server.give_up();
-    assert_eq!(told.len(), 2);
-    assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
-    assert_eq!(server.metrics().replies_unacknowledged, 0);
+fn a_place_that_has_ended_is_told_so_acknowledged_or_not() {
+    for in_time in [true, false] {
+        let mut server = withheld_from_a_session(2);
+        let offset = server.end_turn();
+        if !in_time {
+            server.sleep(TIMEOUT_MS);
+        }
+        server.disconnect(7);
+        if in_time {
+            let (replies, _) = server.table.acknowledged(1, vec![offset], usize::MAX);
+            assert_eq!(replies, []);
+        }
+        let told = server.give_up();
+        assert_eq!(told.len(), 2);
+        assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
+        assert_eq!(server.metrics().replies_unacknowledged, 0);
+        server.run();
+        server.check_nothing_is_left();
+    }
 }
 
 /// `count` owners share a lock by places of one session, and one by itself. They were not
@@ -407,9 +404,8 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
 fn a_step_of_the_wall_clock_neither_hurries_replicas_nor_gives_them_longer() {
     for step_ms in [-3_600_000, 3_600_000] {
         let mut server = Server::replicated();
-        let id = server
-            .take_withheld(K, ask("a").lease(2 * 3_600_000).now())
-            .0;
+        let asks = ask("a").lease(2 * 3_600_000).now();
+        let (id, _) = server.take_withheld(K, asks);
         let waiter = server.wait(K, ask("b"));
         server.sleep(100);
         server.set_clock(step_ms);
@@ -498,9 +494,8 @@ fn a_renewal_that_is_told_keeps_what_a_lost_grant_was_to_tell_of() {
         let (replies, _) = server.table.acknowledged(1, vec![offset], usize::MAX);
         let mut told = Vec::new();
         for (id, key) in replies {
-            let (stored, now) = (server.look(key.as_ref()), server.now());
-            let answer = server.table.tell(id, stored, now);
-            told.extend(answer.map(|(_, answer)| (id, answer)));
+            let answer = server.tell(id, key.as_ref());
+            told.extend(answer.map(|answer| (id, answer)));
         }
         assert_eq!(told.last(), Some(&(renewal, Answer::Renewed(true))));
         // Its client is gone by now.

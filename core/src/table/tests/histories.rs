@@ -10,15 +10,8 @@ const KEYS: [KeyRef<'static>; 2] = [K, L];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire {
-        who: usize,
-        key: usize,
-        lease_ms: i64,
-        hold: Option<i64>,
-        limit: Limit,
-        session: bool,
-        waits: Waits,
-    },
+    /// Somebody asks for a lock, and for a place in its queue for this long.
+    Acquire(usize, usize, Ask, Option<i64>),
     /// A request for a place is sent again, by another connection.
     Again(prop::sample::Index, bool, i64),
     /// Whoever listens to this channel goes away, or comes back.
@@ -47,17 +40,6 @@ enum Step {
     Rename,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Waits {
-    No,
-    Blocked,
-    /// In a place, for this long, that is told on this channel.
-    Place {
-        ms: i64,
-        channel: u8,
-    },
-}
-
 /// The longest time of a place.
 const PLACE_MS: i64 = 1000;
 
@@ -81,10 +63,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1..4_i64).prop_map(|n| ReleaseExtent::Hold(hold_number(n))),
     ];
     let place_ms = || 1..=PLACE_MS;
+    // How long a place is kept, and on which channel it is told.
+    let place = (place_ms(), 0..2_u8).prop_map(Some);
     let waits = prop_oneof![
-        2 => Just(Waits::No),
-        4 => Just(Waits::Blocked),
-        4 => (place_ms(), 0..2_u8).prop_map(|(ms, channel)| Waits::Place { ms, channel }),
+        2 => Just((false, None)),
+        4 => Just((true, None)),
+        4 => place.prop_map(|place| (true, place)),
     ];
     let any = any::<prop::sample::Index>;
     let acquire = (
@@ -94,7 +78,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     );
     let step = prop_oneof![
         16 => acquire.prop_map(|((who, key, lease_ms), (hold, limit), (session, waits))| {
-            Step::Acquire { who, key, lease_ms, hold, limit, session, waits }
+            let (is_patient, place) = waits;
+            let mut ask = ask(OWNERS[who]).lease(lease_ms);
+            ask.is_patient = is_patient;
+            ask.channel = place.map(|(_, number)| channel(number));
+            ask.request.limit = limit;
+            ask.request.hold = hold.or(place.map(|_| 1)).map(hold_number);
+            ask.request.session = session.then_some(ask.client);
+            Step::Acquire(who, key, ask, place.map(|(ms, _)| ms))
         }),
         3 => (any(), prop::bool::ANY, place_ms())
             .prop_map(|(place, session, ms)| Step::Again(place, session, ms)),
@@ -122,6 +113,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// A server, and what its clients know of it.
+#[derive(Default)]
 struct History {
     server: Server,
     next_client: u64,
@@ -165,14 +157,7 @@ impl History {
         server.tells = false;
         Self {
             server,
-            next_client: 0,
-            connected: Vec::new(),
-            on_their_way: Vec::new(),
-            by_redisson: Vec::new(),
-            queued: Vec::new(),
-            newest: None,
-            first_ends_ms: BTreeMap::new(),
-            releases: None,
+            ..Self::default()
         }
     }
 
@@ -236,40 +221,16 @@ impl History {
         let server = &mut self.server;
         self.releases = None;
         match *step {
-            Step::Acquire {
-                who,
-                key,
-                lease_ms,
-                hold,
-                limit,
-                session,
-                waits,
-            } => {
+            Step::Acquire(who, key, ref ask, place_ms) => {
                 self.next_client += 1;
-                let client = ClientId(self.next_client);
-                let mut ask = ask(OWNERS[who]).lease(lease_ms);
-                let mut until_ms = None;
-                if let Waits::Place {
-                    ms,
-                    channel: number,
-                } = waits
-                {
-                    ask = ask.place();
-                    ask.channel = Some(channel(number));
-                    until_ms = Some(server.now().steady_ms + ms);
-                }
-                ask.client = client;
-                ask.is_patient = !matches!(waits, Waits::No);
-                ask.request.limit = limit;
-                ask.request.hold = hold.map(hold_number).or(ask.request.hold);
-                ask.request.session = session.then_some(client);
-                self.connected.push(client);
+                let ask = ask.clone().by(self.next_client);
+                self.connected.push(ask.client);
                 let asked = Queued {
                     key,
                     id: WaiterId(0),
                     who,
-                    limit,
-                    until_ms,
+                    limit: ask.request.limit,
+                    until_ms: place_ms.map(|ms| server.now().steady_ms + ms),
                     session: ask.request.session,
                 };
                 self.acquire(asked, ask)?;
@@ -501,12 +462,8 @@ impl History {
 
     fn play(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
         for step in steps {
-            let before: Vec<_> = self
-                .server
-                .clients
-                .iter()
-                .map(|(id, client)| (*id, *client))
-                .collect();
+            let clients = self.server.clients.iter();
+            let before: Vec<_> = clients.map(|(id, client)| (*id, *client)).collect();
             self.run(step)?;
             self.check(&before)?;
         }

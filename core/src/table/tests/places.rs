@@ -10,6 +10,20 @@ fn held() -> Server {
     server
 }
 
+/// A session of `a` was told its grant, and has not claimed it.
+fn unclaimed_session() -> Server {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.release(K, "x");
+    server
+}
+
+/// How long the lease of the first holder lasts.
+fn lease_left_ms(server: &Server) -> i64 {
+    let ends_ms = server.lock(K).holders()[0].lease_end_ms;
+    ends_ms.unwrap() - server.ms()
+}
+
 /// Has a place for this long at most.
 #[track_caller]
 fn place_for(server: &mut Server, name: &str, ms: i64) -> WaiterId {
@@ -32,8 +46,7 @@ fn a_place_is_told_its_token_and_has_a_short_lease_until_it_is_claimed() {
     let token = server.token(K, "a");
     assert_eq!(server.told(), [(place, Answer::Granted(token))]);
     assert_eq!(server.offers, 1);
-    let lock = server.lock(K);
-    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + CLAIM_MS));
+    assert_eq!(lease_left_ms(&server), CLAIM_MS);
     assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
     assert_eq!(server.metrics().claims, 1);
     server.sleep(CLAIM_MS + 1);
@@ -75,8 +88,7 @@ fn the_first_lease_of_a_place_is_no_longer_than_it_asked_for() {
     let mut server = held();
     server.wait_for(K, ask("a").place().lease(500), 60_000);
     server.release(K, "x");
-    let lock = server.lock(K);
-    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + 500));
+    assert_eq!(lease_left_ms(&server), 500);
     assert_eq!(server.first_lease_ms(), 500);
 }
 
@@ -193,10 +205,7 @@ fn a_request_that_is_refused_leaves_a_place_as_it_is() {
     let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
     assert!(matches!(refused, Err(LockError::HoldCount { .. })));
     server.release(K, "x");
-    assert_eq!(
-        server.lock(K).holders()[0].lease_end_ms,
-        Some(server.ms() + 100)
-    );
+    assert_eq!(lease_left_ms(&server), 100);
 }
 
 #[test]
@@ -240,15 +249,10 @@ fn places_of_a_session_end_with_its_connection() {
 fn a_session_is_kept_up_once_it_is_claimed() {
     // A claim over another connection makes the hold outlive that of the place.
     for (claimed_by, outlives) in [(7, false), (8, true)] {
-        let mut server = held();
-        server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-        server.release(K, "x");
+        let mut server = unclaimed_session();
         let token = server.token(K, "a");
         server.pass(CLAIM_MS / 2);
-        assert_eq!(
-            server.lock(K).holders()[0].lease_end_ms,
-            Some(server.ms() + CLAIM_MS / 2)
-        );
+        assert_eq!(lease_left_ms(&server), CLAIM_MS / 2);
         let claim = RenewRequest {
             owner: owner("a"),
             lease: lease(LEASE_MS),
@@ -268,9 +272,7 @@ fn a_session_is_kept_up_once_it_is_claimed() {
 
 #[test]
 fn an_unclaimed_session_ends_and_its_connection_stays() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.release(K, "x");
+    let mut server = unclaimed_session();
     server.pass(CLAIM_MS + 1);
     server.expire();
     server.run();
@@ -324,12 +326,8 @@ fn a_place_that_is_over_takes_no_other_place() {
         assert_eq!(refused, Err(LockError::PlacesFull { max_places: 6 }));
         let mut told = server.told();
         told.sort_by_key(|(id, _)| *id);
-        assert_eq!(
-            told,
-            over.iter()
-                .map(|id| (*id, Answer::NotGranted))
-                .collect::<Vec<_>>()
-        );
+        let ended = |id: &WaiterId| (*id, Answer::NotGranted);
+        assert_eq!(told, over.iter().map(ended).collect::<Vec<_>>());
         assert_eq!(order(&server), ["a", "d", "e", "f", "g"]);
     }
 }
@@ -528,10 +526,7 @@ fn a_place_that_would_wait_for_ever_is_refused() {
     server.take(L, ask("a"));
     place_for(&mut server, "a", 60_000);
     let refused = server.acquire_until(L, ask("x").place(), Some(i64::MAX));
-    assert!(
-        matches!(refused, Err(LockError::Deadlock { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(LockError::Deadlock { .. })));
     assert_eq!(server.table.places(), 1);
 }
 
@@ -540,10 +535,7 @@ fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
     let mut server = Server::new();
     server.pause_grants();
     let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
-    assert!(
-        matches!(refused, Err(LockError::HoldCount { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(LockError::HoldCount { .. })));
     assert_eq!(server.table.places(), 0);
 }
 
@@ -566,9 +558,7 @@ fn a_place_for_a_hold_that_does_not_fit_any_more_is_told_so_and_of_no_token() {
 
 #[test]
 fn a_session_that_is_claimed_with_a_shorter_lease_is_kept_up() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.release(K, "x");
+    let mut server = unclaimed_session();
     server.take(K, ask("a").place().by(7).session().lease(1000));
     server.pass(10_000);
     assert!(server.table.to_close.is_empty());
@@ -579,9 +569,7 @@ fn a_session_that_is_claimed_with_a_shorter_lease_is_kept_up() {
 
 #[test]
 fn a_grant_that_nobody_claims_is_unbound_where_writes_are_refused() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.release(K, "x");
+    let mut server = unclaimed_session();
     assert_eq!(server.table.totals(server.now()).sessions, 1);
     server.sleep(CLAIM_MS + 1);
     server.table.put_off_everything(server.now(), 64);
@@ -620,28 +608,21 @@ fn a_place_lasts_as_long_whatever_the_wall_clock_shows() {
 
 #[test]
 fn a_grant_can_be_claimed_as_long_as_it_lasts() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
-    server.release(K, "a");
-    let token = server.token(K, "b");
-    let claim_ms = server.table.settings.claim_timeout_ms;
-    server.pass(claim_ms);
-    assert!(server.renew_as(K, "b", LEASE_MS, Some(token)));
-    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(7)));
+    let mut server = unclaimed_session();
+    let token = server.token(K, "a");
+    server.pass(CLAIM_MS);
+    assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
+    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(7)));
     assert_eq!(server.metrics().claims, 1);
 }
 
 #[test]
 fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
-    server.release(K, "a");
-    server.sleep(server.table.settings.claim_timeout_ms + 1);
-    server.take(K, ask("b").place().by(8).session());
+    let mut server = unclaimed_session();
+    server.sleep(CLAIM_MS + 1);
+    server.take(K, ask("a").place().by(8).session());
     assert!(server.table.to_close.is_empty());
-    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
+    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(8)));
 }
 
 #[test]
@@ -658,10 +639,7 @@ fn a_place_that_is_over_is_told_so_if_the_later_request_is_refused() {
     for by_time in [true, false] {
         let mut server = held();
         let place = server.wait_for(K, ask("a").place().by(7).session(), 1000);
-        match by_time {
-            true => server.sleep(1001),
-            false => server.table.connection_ended(ClientId(7)),
-        }
+        server.end_places(by_time);
         let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
         assert!(matches!(refused, Err(LockError::HoldCount { .. })));
         assert_eq!(server.told(), [(place, Answer::NotGranted)]);

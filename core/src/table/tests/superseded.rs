@@ -275,11 +275,18 @@ fn what_was_granted_and_not_told_is_given_back_where_the_later_one_has_to_wait()
 }
 
 #[test]
-fn a_place_that_is_over_is_taken_over_by_nobody() {
-    let asks = ask("a").place().by(7).session();
-    for (later, is_told) in [(ask("a").by(1), true), (ask("a").by(1).place(), false)] {
-        let (mut server, first, behind) = waited_for(asks.clone());
+fn a_wait_that_is_over_is_taken_over_by_nobody() {
+    let (place, blocked) = (ask("a").place().by(7).session(), ask("a").by(8));
+    for (first, later, is_told) in [
+        (place.clone(), ask("a").by(1), true),
+        (place, ask("a").by(1).place(), false),
+        (blocked.clone(), ask("a").by(1), true),
+        (blocked, ask("a").by(1).place(), true),
+    ] {
+        let (mut server, first, behind) = waited_for(first);
+        server.renew(K, "x", 90_000);
         server.disconnect(7);
+        server.sleep(60_000);
         let again = server.wait_for(K, later, 60_000);
         let expected = match is_told {
             true => vec![(first, Answer::NotGranted)],

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
-from ._wire import Told, milliseconds, new_name, now, own_options, tag_of, told, valid_until
+from ._wire import milliseconds, netstrings, new_name, now, own_options, tag_of, valid_until
 
 log = logging.getLogger("redis_native_lock")
 
@@ -29,45 +29,6 @@ CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done soo
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
 PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
 ENDLESS = float("inf")
-
-
-class Renewer:
-    """Looks at the holds when one of them is to be renewed, or over. It rests where there has been none for a while."""
-
-    def __init__(self, world: "World"):
-        self._world, self._changed, self._next, self._is_at_work = world, world.event(), 0.0, threading.Lock()
-        self.holds: set[BaseHold] = set()
-        self.task: Any = None
-
-    def watch(self, hold: "BaseHold") -> None:
-        self.holds.add(hold)
-        if hold.due_at < self._next:
-            self._next = hold.due_at
-            self._changed.set()
-        if self._is_at_work.acquire(blocking=False):
-            self.task = self._world.spawn(self._work())
-
-    async def _work(self) -> None:
-        try:
-            while self.holds or now() < self._next:
-                self._changed.clear()
-                for hold in list(self.holds):
-                    if hold.due_at <= now() and hold.look():
-                        self.holds.discard(hold)
-                # Without holds it stays as it is for a while: else each short section would wake it. One that comes
-                # just now is either seen here, or earlier than for ever, and wakes it.
-                last, self._next = self._next, ENDLESS
-                self._next = min((hold.due_at for hold in list(self.holds)), default=last)
-                await self._world.wait(self._changed, min(max(self._next - now(), 0.0), PAUSE_MAX))
-        finally:
-            self._is_at_work.release()
-        for hold in list(self.holds):
-            # It came in this moment.
-            self.watch(hold)
-
-    def rest(self) -> None:
-        self._next = 0.0
-        self._changed.set()
 
 
 class World:
@@ -84,7 +45,7 @@ class World:
     async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...  # Or raises ConnectionError.
     async def wait(self, event: Any, within: float) -> Any: ...
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # Returns a future.
 
     # A connection of its own, made as the client makes its own.
     async def open(self, key: bytes) -> Any:
@@ -180,10 +141,7 @@ class Ear:
 
     async def _send(self, channel: bytes) -> None:
         word = "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE"
-        try:
-            await settled(self._connection.send_command(word, channel, check_health=False))
-        except Exception as error:
-            raise ConnectionError(f"not subscribed: {error}") from error
+        await settled(self._connection.send_command(word, channel, check_health=False))
 
     async def _listen(self, key: bytes) -> None:
         error: Exception = ConnectionError("the subscription has ended")
@@ -196,7 +154,7 @@ class Ear:
             while self._error is None:
                 kind, channel, data = await self._world.read(connection)
                 if kind in (b"message", b"smessage"):
-                    self._locks.hear(told(data))
+                    self._locks.hear(data)
                 elif kind in (b"unsubscribe", b"sunsubscribe"):
                     raise ConnectionError("the server has ended the subscription")
                 else:
@@ -208,17 +166,16 @@ class Ear:
             await self.close(error)
 
     async def close(self, error: Exception | None = None) -> None:
-        if self._error is None or error is not None:
-            self._error = self._error or error or ConnectionError("the subscription is closed")
-            if self._locks.ears.get(self._node) is self:
-                del self._locks.ears[self._node]
-            for channel, known in list(self._channels.items()):
-                if self._locks.heard_of.get(channel) is self:
-                    del self._locks.heard_of[channel]
-                known.set()
-            for hold in list(self._locks.holds.values()):
-                if hold.ear is self:
-                    hold.heard.set()
+        self._error = self._error or error or ConnectionError("the subscription is closed")
+        if self._locks.ears.get(self._node) is self:
+            del self._locks.ears[self._node]
+        for channel, known in list(self._channels.items()):
+            if self._locks.heard_of.get(channel) is self:
+                del self._locks.heard_of[channel]
+            known.set()
+        for hold in list(self._locks.holds.values()):
+            if hold.ear is self:
+                hold.heard.set()
         if self._connection is not None:
             await self._world.close(self._connection)
 
@@ -228,42 +185,38 @@ class BaseHold:
 
     token = 0
     lost: Any  # An event: it is set when the hold can't be relied upon any more.
-    told: Told | None = None  # The end of its place, which the subscription has heard.
-    heard: Any  # An event: something was heard, or nothing will be any more.
     ear: Ear | None = None
-    due_at = ENDLESS
+    due_at = _renew_at = _valid_until = ENDLESS  # When it is to be looked at; and why.
+    _told, _first_lease = b"", 0.0  # How its place has ended, as the subscription has heard.
     _was_silent, _is_over = False, False
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
-    def __init__(self, lock: "BaseLock[Any]", wait: float | None, owner: bytes | None, is_new: bool):
+    def __init__(self, lock: "BaseLock[Any]", wait: float | None):
         self._lock, self._locks, self._world = lock, lock.locks, lock.locks.world
-        # A name that never asked before: then a grant came after the request was sent.
-        self._is_first, self.key, name = is_new, lock.key, owner or new_name()
-        self._name, self.owner = (lock.key, name), name.decode("utf-8", "surrogateescape")
-        self._lease, self._asked_at = lock.lease, now()
+        self.key, self.owner, self._lease, self._asked_at = lock.key, new_name(), lock.lease, now()
         self._wait_until = ENDLESS if wait is None else self._asked_at + wait
-        self.lost = self._world.event()
+        # Something was heard, or nothing will be any more.
+        self.lost, self.heard = self._world.event(), self._world.event()
         # One command after the other, even where nobody waits for a reply any more.
         self._mutex = self._world.mutex()
 
     def _acquiring(self, *how: Any) -> tuple[Any, ...]:
         # With HOLD 1 it does no harm to send it again.
         lease = ("LEASE", milliseconds(self._lock.lease), "HOLD", 1)
-        return ("LOCK.ACQUIRE", *self._name, *lease, *how, *self._lock.mode)
+        return ("LOCK.ACQUIRE", self.key, self.owner, *lease, *how, *self._lock.mode)
 
-    def _renewing(self, token: int, lease: float) -> tuple[Any, ...]:
-        return ("LOCK.RENEW", *self._name, "LEASE", milliseconds(lease), "FENCE", token)
+    def _renewing(self, lease: float) -> tuple[Any, ...]:
+        return ("LOCK.RENEW", self.key, self.owner, "LEASE", milliseconds(lease), "FENCE", self.token)
 
     def _releasing(self) -> tuple[Any, ...]:
         # Without FENCE it gives up a place, too, and a hold that was not told of.
-        return ("LOCK.RELEASE", *self._name, *(("FENCE", self.token) if self.token else ()))
+        return ("LOCK.RELEASE", self.key, self.owner, *(("FENCE", self.token) if self.token else ()))
 
     async def take(self) -> None:
+        self._locks.holds[self.owner] = self
         try:
             await self._take()
-            if not self.token:
-                raise LockBusy(f"the lock {self.key!r} is busy")
         except BaseException as error:
             self._end()
             # What a superseded one had is another's of this name now.
@@ -284,24 +237,22 @@ class BaseHold:
             try:
                 await self._once()
             except Exception as error:
-                if self._left() <= 0 or not meaning(error).may_pass:
+                if self._left() <= pause or not meaning(error).may_pass:
                     raise
                 log.warning("%r is asked for again: %s", self.key, error)
                 if self.ear is not None:
                     # It may be at a server that is no primary any more.
                     await self.ear.close()
-                await self._world.sleep(min(pause * random.uniform(0.5, 1), self._left()))
+                await self._world.sleep(pause * random.uniform(0.5, 1))
                 pause = min(pause * 2, PAUSE_MAX)
-                if self._left() <= 0:
-                    raise
-            if self._left() <= 0:
-                return
+            if not self.token and self._left() <= 0:
+                raise LockBusy(f"the lock {self.key!r} is busy")
 
     async def _once(self) -> None:
         channel = self._locks.channel(self.key)
         if self._left() <= 0 or channel not in self._locks.heard_of:
             # Who does not have to wait needs no subscription. And by a command the client learns where the key is now.
-            await self._try()
+            await self._ask()
             if self.token or self._left() <= 0:
                 return
         try:
@@ -311,78 +262,68 @@ class BaseHold:
                 raise
             await self._block()
 
-    async def _ask(self, asking: Coroutine[Any, Any, Any]) -> Any:
+    def _within(self) -> float:
+        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._left() > 0 else REPLY_WITHIN
+
+    async def _ask(self, *how: Any) -> None:
+        sent = now()
         try:
-            reply = await asking
+            reply = await self._world.shielded(self._send(self._acquiring(*how)))
         except BaseException as error:
             self._is_in_doubt |= not meaning(error).is_refusal
             raise
         self._is_in_doubt |= reply is not None
-        return reply
+        if reply:
+            self._begin(reply, sent, self._lease)
 
     async def _send(self, args: tuple[Any, ...]) -> Any:
         async with self._mutex:
             return await self._world.ask(args, self._within())
 
-    def _within(self) -> float:
-        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._left() > 0 else REPLY_WITHIN
-
-    async def _try(self, *how: Any) -> None:
-        sent = now()
-        token = await self._ask(self._world.shielded(self._send(self._acquiring(*how))))
-        if token:
-            self._begin(token, sent, self._lease)
-
     async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
         known = self._locks.heard_of.get(channel)
-        self.told, self.heard, self.ear = None, self._world.event(), known or self._locks.ear(self.key)
-        earlier = self._locks.holds.get(self._name)
-        self._locks.holds[self._name] = self
+        self.ear, self._told = known or self._locks.ear(self.key), b""
+        self.heard.clear()
         # After a silence, too: whether the server still answers there.
         if known is None or self._was_silent:
             await self.ear.subscribe(self.key, channel, self._within())
-        await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
-        if earlier is not None and earlier is not self:
-            # Nobody else tells it: the server knows both by one channel.
-            earlier.hear(Told(*self._name, 0, 0, "SUPERSEDED another wait has this name"))
+        await self._ask("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
         if self.token:
             return
         self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
-        end: Told | None = self.told
-        if end is not None and end.error:
-            refusal = translated(self._world.library.ResponseError(end.error))
-            self._is_in_doubt = not meaning(refusal).is_refusal
-            raise refusal
-        if end is not None and end.token:
-            await self._claim(end.token, min(end.lease, self._lease))
+        if self._told.startswith(b"-"):
+            error = translated(self._world.library.ResponseError(self._told[1:].decode("utf-8", "replace")))
+            self._is_in_doubt = not meaning(error).is_refusal
+            raise error
+        if int(self._told or 0):
+            self._trust(int(self._told), min(self._first_lease, self._lease))
         else:
             # Its time is over, or the server has forgotten it, or nothing was heard.
             await self._world.sleep(min(PAUSE, self._left()))
 
-    def hear(self, end: Told) -> None:
+    def hear(self, result: bytes, first_lease: float) -> None:
         # A late end of an earlier place does not hide a grant.
-        if end.token or self.told is None:
-            self.told = end
+        if not self._told.strip(b"0"):
+            self._told, self._first_lease = result, first_lease
         self.heard.set()
 
     async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
-        left = self._left()
+        left, self._is_in_doubt = self._left(), True
         args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
-        token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, is_own=True))
+        token = await self._world.ask(args, left + REPLY_WITHIN, is_own=True)
         if token:
-            await self._claim(token, self._lease)
+            self._trust(token, self._lease)
+        else:
+            self._is_in_doubt = False
 
-    async def _claim(self, token: int, lease: float) -> None:
-        # In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
-        is_sure = self._is_first and not self._world.is_cluster
-        if is_sure and valid_until(self._asked_at, lease) - now() >= lease / 4:
+    def _trust(self, token: int, lease: float) -> None:
+        """Begins before the claim, where the wait was short: the name is new, so the grant came after the request.
+        Else the lock is asked for again, and a token that is replied has its full lease."""
+        # In a cluster other nodes of a shard pass on what their primary may have taken back.
+        if not self._world.is_cluster and valid_until(self._asked_at, lease) - now() >= lease / 4:
             self._begin(token, self._asked_at, lease)
-            return
-        sent = now()
-        if await self._world.shielded(self._send(self._renewing(token, self._lease))) == 1:
-            self._begin(token, sent, self._lease)
 
     def _begin(self, token: int, since: float, lease: float) -> None:
         """It is held: granted no earlier than `since`, and this lease is relied upon from then on."""
@@ -399,13 +340,13 @@ class BaseHold:
 
     def _plan(self, renew_at: float) -> None:
         self._renew_at, self.due_at = renew_at, min(renew_at, self._valid_until)
-        self._locks.renewer.watch(self)
+        self._locks.watch(self)
 
     def look(self) -> bool:
         """Returns whether it is over, and tells so if that is new. Renews it if it is time for that."""
-        if not self._is_over and now() >= self._valid_until:
+        if now() >= self._valid_until:
             self._lose()
-        elif not self._is_over and now() >= self._renew_at:
+        elif now() >= self._renew_at and not self._is_over:
             self._plan(ENDLESS)
             self._world.spawn(self._keep())
         return self._is_over
@@ -432,7 +373,7 @@ class BaseHold:
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
             self._plan(self._renew_at)
             within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
-            if await self._world.ask(self._renewing(self.token, lease), within) != 1 and not self._is_over:
+            if await self._world.ask(self._renewing(lease), within) != 1:
                 self._lose()
             if self.look():
                 raise self.loss()
@@ -441,11 +382,11 @@ class BaseHold:
 
     def _end(self) -> None:
         self._is_over = True
-        self._locks.renewer.holds.discard(self)
-        if self._locks.holds.get(self._name) is self:
-            del self._locks.holds[self._name]
+        self._locks.holds.pop(self.owner, None)
 
     def _lose(self) -> None:
+        if self._is_over:
+            return
         self._end()
         self.lost.set()
         log.warning("%s", self.loss())
@@ -468,7 +409,7 @@ class BaseHold:
             return False
         self._end()
         rest = self._lock.at_least - (now() - self._granted_at)
-        args = self._renewing(self.token, rest) if rest > 0 else self._releasing()
+        args = self._renewing(rest) if rest > 0 else self._releasing()
         had = await self._world.give_back(args, now() + self._lease)
         if had is False:
             log.warning("%r was over before its work", self.key)
@@ -500,12 +441,9 @@ class BaseLock(Generic[H]):
 
     async def _acquire(self, wait: float | None = None) -> H:
         """Waits at most so many seconds, or as long as `lock` was told. Raises `LockBusy`."""
-        return await self.acquire_as(None, wait)
-
-    async def acquire_as(self, owner: bytes | None, wait: float | None, is_new: bool = True) -> H:
         if not self.locks.is_checked:
             await self.locks.check_version()
-        hold = self.locks.hold_type(self, self.wait if wait is None else wait, owner, is_new)
+        hold = self.locks.hold_type(self, self.wait if wait is None else wait)
         await hold.take()
         return hold
 
@@ -536,12 +474,38 @@ class BaseLocks(Generic[L, H]):
 
     def reset(self) -> None:
         """After a fork, too: waits and subscriptions are the parent's."""
-        self._channel, self.renewer = b"redislock:" + new_name(), Renewer(self.world)
-        # By key and owner, from the first request for a place to the end: who asked last hears.
-        self.holds: dict[tuple[bytes, bytes], BaseHold] = {}
+        self._channel = b"redislock:" + new_name().encode()
+        # By owner, from the first request to the end.
+        self.holds: dict[str, BaseHold] = {}
         # By server; and by the channels of which the server has said that it publishes to us.
         self.ears: dict[str, Ear] = {}
         self.heard_of: dict[bytes, Ear] = {}
+        # What looks at the holds, where there are any; when it does so next; and what wakes it.
+        self.looking: Any = None
+        self._looks_at, self._wake = 0.0, self.world.event()
+        self._mutex = threading.Lock()
+
+    def watch(self, hold: BaseHold) -> None:
+        """Sees to it that the hold is looked at when it is due."""
+        with self._mutex:
+            if hold.due_at < self._looks_at:
+                self._wake.set()
+            if self.looking is None or self.looking.done():
+                self.looking = self.world.spawn(self._look())
+
+    async def _look(self) -> None:
+        """Looks at the holds when one of them is due, as long as there are any."""
+        while True:
+            for hold in list(self.holds.values()):
+                if hold.due_at <= now():
+                    hold.look()
+            with self._mutex:
+                self._wake.clear()
+                if not self.holds:
+                    self.looking = None
+                    return
+                self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
+            await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
 
     def lock(
         self,
@@ -585,16 +549,13 @@ class BaseLocks(Generic[L, H]):
         node = str(self.world.client.get_node_from_key(key).name) if self.world.is_cluster else ""
         return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
 
-    def hear(self, end: Told) -> None:
-        hold = self.holds.get((end.key, end.owner))
+    def hear(self, message: bytes) -> None:
+        _, _, owner, result, lease = netstrings(message)
+        hold = self.holds.get(owner.decode("latin-1"))
         if hold is not None:
-            hold.hear(end)
-        elif end.token:
-            # Nobody waits for it any more.
-            release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)
-            self.world.spawn(self.world.give_back(release, now() + end.lease))
+            hold.hear(result, int(lease) / 1000)
 
     async def _close(self) -> None:
-        self.renewer.rest()
+        self._wake.set()
         for ear in list(self.ears.values()):
             await ear.close()

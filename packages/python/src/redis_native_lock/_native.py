@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +19,7 @@ def lock_class(module: str, wrap: Callable[[Any], Any]) -> Any:
     theirs = importlib.import_module(module).Lock
     methods = {name: wrap(method) for name, method in vars(_Native).items() if not name.startswith("__")}
     methods["__exit__"] = methods["__aexit__"] = methods.pop("exit")
-
-    signature = inspect.signature(theirs.acquire)
-
-    def acquire(self: Any, *args: Any, **options: Any) -> Any:
-        said = signature.bind(self, *args, **options).arguments
-        said = {name: value for name, value in said.items() if value is not None}
-        wait = said.get("blocking_timeout", self.blocking_timeout) if said.get("blocking", self.blocking) else 0
-        self.local.until, self.local.is_new = ENDLESS if wait is None else now() + wait, "token" not in said
-        return theirs.acquire(self, *args, **options)
-
-    return type("NativeLock", (theirs,), {**methods, "acquire": acquire, "register_scripts": lambda self: None})
+    return type("NativeLock", (theirs,), {**methods, "register_scripts": lambda self: None})
 
 
 def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: Any, **options: Any) -> Any:
@@ -40,22 +29,33 @@ def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: 
     locks = client.__dict__.get("_native_locks") or client.__dict__.setdefault("_native_locks", locks_type(client))
     # Without a time-out it is renewed until it is released.
     lock.native = locks.lock(lock.name, lease=lock.timeout or None, renew=not lock.timeout)
-    lock.ask, lock.errors = locks.world.ask, locks.world.library
+    lock.world, lock.errors = locks.world, locks.world.library
     return lock
 
 
 class _Native:
-    async def do_acquire(self: Any, token: bytes) -> bool:
-        try:
-            self.local.hold = await self.native.acquire_as(token, max(0.0, self.local.until - now()), self.local.is_new)
-        except LockBusy:
-            return False
-        except self.errors.ResponseError as error:
-            # The key may still be a string of their own lock: then theirs sleeps, and asks again.
-            if code(error) != "WRONGTYPE":
-                raise
-            return False
-        return True
+    async def acquire(
+        self: Any, sleep: Any = None, blocking: Any = None, blocking_timeout: Any = None, token: Any = None
+    ) -> bool:
+        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        is_blocking = self.blocking if blocking is None else blocking
+        until = now() + (0 if not is_blocking else ENDLESS if wait is None else wait)
+        while True:
+            try:
+                self.local.hold = hold = await self.native._acquire(max(0.0, until - now()))
+                name = token or hold.owner
+                self.local.token = name.encode() if isinstance(name, str) else name
+                return True
+            except LockBusy:
+                return False
+            except self.errors.ResponseError as error:
+                # The key may still be a string of their own lock: then it is asked for again, as they do.
+                if code(error) != "WRONGTYPE":
+                    raise
+            pause = self.sleep if sleep is None else sleep
+            if now() + pause > until:
+                return False
+            await self.world.sleep(pause)
 
     # In place of their scripts.
     async def lua_release(self: Any, **_: Any) -> bool:
@@ -63,7 +63,7 @@ class _Native:
 
     async def lua_extend(self: Any, args: list[Any], **_: Any) -> bool:
         try:
-            left_ms = await self.ask(("PTTL", self.name), REPLY_WITHIN) if args[2:] == ["0"] else 0
+            left_ms = await self.world.ask(("PTTL", self.name), REPLY_WITHIN) if args[2:] == ["0"] else 0
             await BaseHold._renew(self.local.hold, (args[1] + max(0, left_ms)) / 1000)
         except Exception as error:
             if isinstance(error, NativeLockError) or meaning(error).is_refusal:
@@ -74,12 +74,13 @@ class _Native:
     lua_reacquire = lua_extend
 
     async def locked(self: Any) -> bool:
-        return bool(await self.ask(("EXISTS", self.name), REPLY_WITHIN))
+        return bool(await self.world.ask(("EXISTS", self.name), REPLY_WITHIN))
 
     async def owned(self: Any) -> bool:
-        token = getattr(self.local, "token", None)
+        if getattr(self.local, "token", None) is None:
+            return False
         try:
-            return token is not None and bool(await self.ask(("HEXISTS", self.name, token), REPLY_WITHIN))
+            return bool(await self.world.ask(("HEXISTS", self.name, self.local.hold.owner), REPLY_WITHIN))
         except self.errors.ResponseError:
             return False
 

@@ -1,14 +1,14 @@
 """The world of threads. What waits does so in the thread that asks, so no coroutine ever suspends."""
 
-import contextlib
 import functools
 import os
 import select
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, REPLY_WITHIN, BaseLocks, World
+from ._core import ENDLESS, BaseLocks, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,12 +28,6 @@ def blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         return run(method(*args, **options))
 
     return call
-
-
-def _start(do: Callable[..., Any], *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=do, args=args, name="redis-native-lock", daemon=True)
-    thread.start()
-    return thread
 
 
 class Mutex:
@@ -60,26 +54,19 @@ class Threads(World):
     async def connected(self, pool: Any, within: float) -> Any:
         if not _is_ready(pool):
             # To connect may take the client longer than is waited for here.
-            connecting = _start(self._make_ready, pool)
-            connecting.join(within)
-            if connecting.is_alive():
+            connecting = self.spawn(self._make_ready(pool))
+            wait([connecting], within)
+            if not connecting.done():
                 raise ConnectionError("no connection in time")
+            connecting.result()
         return await super().connected(pool, within)
 
-    def _make_ready(self, pool: Any) -> None:
-        with contextlib.suppress(Exception):
-            pool.release(run(super().connected(pool, 0)))
+    async def _make_ready(self, pool: Any) -> None:
+        pool.release(await super().connected(pool, 0))
 
     async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        try:
-            # The client's own time-out may be none.
-            is_answered = within == ENDLESS or _is_readable(connection, within)
-        except BaseException:
-            # Interrupted. What gives it back must not overtake it. A command that blocks ends with its connection.
-            if within <= REPLY_WITHIN:
-                _is_readable(connection, RELEASE_WITHIN)
-            raise
-        if not is_answered:
+        # The client's own time-out may be none.
+        if within != ENDLESS and not connection.can_read(within):
             raise ConnectionError("no answer in time")
         return connection.read_response(disable_decoding=True)
 
@@ -89,26 +76,28 @@ class Threads(World):
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await work
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        _start(run, work)
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        future: Future[Any] = Future()
 
+        def do() -> None:
+            try:
+                future.set_result(run(work))
+            except BaseException as error:
+                future.set_exception(error)
 
-def _is_readable(connection: Any, within: float) -> bool:
-    sock = getattr(connection, "_sock", None)
-    if sock is None:
-        return bool(connection.can_read(within))
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(within * 1000))
+        threading.Thread(target=do, name="redis-native-lock", daemon=True).start()
+        return future
 
 
 def _is_ready(pool: Any) -> bool:
     """Whether the pool surely has a connection that still stands. If it does not tell, it has none."""
+    poll = select.poll()
     try:
-        connection = pool._available_connections[-1]
-        return connection._sock is not None and not _is_readable(connection, 0)
+        # Another thread may take it just now: so nothing is read.
+        poll.register(pool._available_connections[-1]._sock, select.POLLIN)
     except (AttributeError, IndexError, TypeError, ValueError, OSError):
         return False
+    return not poll.poll(0)
 
 
 def _begin_anew() -> None:

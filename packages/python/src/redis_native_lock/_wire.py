@@ -3,7 +3,7 @@
 import binascii
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 # This clock goes on while the machine is suspended, as leases do.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -23,32 +23,19 @@ def milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-def new_name() -> bytes:
+def new_name() -> str:
     """As unique as a UUID."""
-    return os.urandom(16).hex().encode()
+    return os.urandom(16).hex()
 
 
-class Told(NamedTuple):
-    """The end of a place. A token of 0 without an error: it is gone without a grant."""
-
-    key: bytes
-    owner: bytes
-    token: int
-    lease: float
-    error: str
-
-
-def told(message: bytes) -> Told:
-    """A message of five netstrings: database, key, owner, result, first lease in ms."""
+def netstrings(message: bytes) -> list[bytes]:
+    """The parts of a message: database, key, owner, result, first lease in ms."""
     parts = []
     while message:
         length, _, rest = message.partition(b":")
         parts.append(rest[: int(length)])
         message = rest[int(length) + 1 :]
-    _, key, owner, result, lease = parts
-    if result.startswith(b"-"):
-        return Told(key, owner, 0, 0, result[1:].decode("utf-8", "replace"))
-    return Told(key, owner, int(result), int(lease) / 1000, "")
+    return parts
 
 
 _tags: dict[int, bytes] = {}

@@ -24,38 +24,28 @@ class Tasks(World):
     def pool(self, key: bytes) -> Any:
         return self.client.get_node_from_key(key) if self.is_cluster else self.client.connection_pool
 
-    async def _in_time(self, work: Any, within: float) -> Any:
-        try:
-            async with asyncio.timeout(within):
-                return await work
-        except TimeoutError:
-            raise ConnectionError("no answer in time") from None
-
     async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        return await self._in_time(connection.read_response(disable_decoding=True), within)
+        return await connection.read_response(disable_decoding=True)
 
     async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
-        if self.is_cluster and not is_own:
-            return await self._in_time(self._redirected(args), within)
-        return await self._in_time(self._in_turn(args, within, is_own), within)
-
-    async def _in_turn(self, args: tuple[Any, ...], within: float, is_own: bool) -> Any:
-        async with contextlib.nullcontext() if is_own else self._turns:
-            return await super().command(args, within, is_own)
-
-    async def _redirected(self, args: tuple[Any, ...]) -> Any:
-        # At once by many it is not safe in redis-py 8.
-        async with self._initializing:
-            await self.client.initialize()
         try:
-            return await self.client.execute_command(*args)
+            async with asyncio.timeout(within), contextlib.nullcontext() if is_own else self._turns:
+                if is_own or not self.is_cluster:
+                    return await super().command(args, within, is_own)
+                # At once by many it is not safe in redis-py 8.
+                async with self._initializing:
+                    await self.client.initialize()
+                return await self.client.execute_command(*args)
+        except TimeoutError:
+            raise ConnectionError("no answer in time") from None
         except AttributeError as error:
-            # So redis-py fails where others have just closed the connection.
+            # So redis-py fails in a cluster where others have just closed the connection.
             raise ConnectionError(f"the client has failed: {error}") from error
 
     async def wait(self, event: Any, within: float) -> bool:
-        with contextlib.suppress(ConnectionError):
-            await self._in_time(event.wait(), within)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await event.wait()
         return bool(event.is_set())
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -107,7 +97,7 @@ class Locks(BaseLocks[Lock, Hold]):
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
         await self._close()
-        background = self.world.tasks - ({self.renewer.task} if self.renewer.holds else set())
+        background = self.world.tasks - {self.looking}
         if background:
             await asyncio.wait(background, timeout=REPLY_WITHIN)
 

@@ -1,92 +1,100 @@
 //! What clients do, and what they believe.
 
-use super::{Action, CLAIM, KEY, Waiting, World};
+use super::{Action, Server, World};
 use crate::explore::cast::owner_name;
-use crate::explore::form::client_id;
-use crate::explore::nodes::scope::Expected;
-use crate::explore::search::{Broken, Checked, World as _};
-use crate::lock::{Lock, Released};
-use crate::queue::{Wait, WaiterId};
-use crate::request::{
-    AcquireRequest, HoldNumber, Lease, Limit, ReleaseExtent, ReleaseRequest, RenewRequest,
-};
-use crate::table::{Acquired, WaitEnd};
+use crate::explore::scope::Ask;
+use crate::explore::search::{Checked, World as _, broken};
+use crate::explore::world::Doing;
+use crate::table::WaitEnd;
 use crate::token::FencingToken;
 
 impl World {
     pub(super) fn client_actions(&self, at: usize, actions: &mut Vec<Action>) {
-        let client = &self.clients[at];
         let number = at as u8;
-        if client.blocked.is_some() {
+        if self.blocked_on(at).is_some() {
             actions.push(Action::GiveUp(number));
             return;
         }
-        let believes = client.belief.is_some();
+        let believes = self.beliefs[at].is_some();
         let leases = 0..self.scope().leases.len() as u8;
         for node in 0..self.nodes.len() {
             if !self.is_primary(node) || !self.may_write(node) {
                 continue;
             }
             let to = node as u8;
-            let ask = |lease| Action::Acquire(number, to, lease);
-            actions.extend(leases.clone().map(ask));
+            let mut ask = |how: fn(u8, u8, u8) -> Action| {
+                actions.extend(leases.clone().map(|lease| how(number, to, lease)));
+            };
+            ask(Action::Acquire);
             if self.scope().place > 0 {
-                let ask = |lease| Action::Queue(number, to, lease);
-                actions.extend(leases.clone().map(ask));
+                ask(Action::Queue);
             }
             if (believes || self.scope().renews_what_is_over) && self.may_renew(node) {
-                let ask = |lease| Action::Renew(number, to, lease);
-                actions.extend(leases.clone().map(ask));
+                ask(Action::Renew);
             }
-            let mut places = client.places.iter();
-            let has_place = places.any(|place| place.is_in_queue_of(node));
+            let mut places = self.nodes[node].server.places_for(0);
+            let has_place = places.any(|place| place.owner == at);
             if believes || has_place || self.token_of(node, at).is_some() {
                 actions.push(Action::Release(number, to));
             }
         }
     }
 
-    /// Until when a client may rely on a lease that begins now.
-    pub(super) fn until(&self, lease: i64) -> i64 {
-        self.ticks + lease - self.scope().in_hand
+    /// The node for whose reply a client waits.
+    pub(super) fn blocked_on(&self, at: usize) -> Option<usize> {
+        let doing = |server: &Server| server.connections[at].doing;
+        let mut nodes = self.nodes.iter();
+        nodes.position(|node| doing(&node.server) != Doing::Nothing)
     }
 
-    /// A token was given to this owner.
-    pub(super) fn issue(
+    /// Has a node do something. Its writes go to its replicas, and clients believe what they
+    /// are told.
+    pub(super) fn on<T>(
         &mut self,
         node: usize,
-        at: usize,
-        before: &Lock,
-        token: FencingToken,
-    ) -> Checked {
-        let holder = before.holder(&self.cast.owners[at]);
-        // A message may come before the reply.
-        let is_told = self.clients[at]
-            .belief
-            .is_some_and(|(known, _)| known == token);
-        let is_new = !is_told && holder.is_none_or(|holder| holder.token != Some(token));
-        if is_new && self.said.is_some() {
-            self.tokens.push(token);
+        what: impl FnOnce(&mut Server) -> Checked<T>,
+    ) -> Checked<T> {
+        let clients = 0..self.beliefs.len();
+        let tokens: Vec<_> = clients.clone().map(|at| self.token_of(node, at)).collect();
+        let server = &mut self.nodes[node].server;
+        server.said = self.said.is_some().then(String::new);
+        let done = what(server);
+        server.forget_what_has_gone();
+        let written = std::mem::take(&mut server.written);
+        let told = std::mem::take(&mut server.told);
+        if let Some(said) = server.said.take().filter(|said| !said.is_empty()) {
+            self.say(|w| format!("{}: {said}", w.node_name(node)));
         }
-        self.say(|w| {
-            let (name, owner, token) = (w.node_name(node), owner_name(at), w.short(token));
-            let again = if is_new { "" } else { " again" };
-            format!("{name} grants k to {owner}{again}, token {token}")
-        });
-        let is_to_rise = is_new && self.scope().expected == Expected::Holds;
-        if is_to_rise && Some(token) <= self.greatest_told {
-            return Err(Broken::new(
-                "tokens_rise",
-                format!("{} is given a token below one told before", owner_name(at)),
-            ));
+        let done = done?;
+        for write in written {
+            self.send(node, &write);
         }
-        Ok(())
+        for at in clients {
+            let token = self.token_of(node, at).filter(|_| self.is_to_hold());
+            if token.is_some() && token != tokens[at] && token <= self.greatest_told {
+                let shown_by = format!("{} is given a token below one told", owner_name(at));
+                return broken("tokens_rise", shown_by);
+            }
+        }
+        for (at, hold) in told {
+            let ahead = self.nodes[node].server.now_ms - self.ticks + self.scope().in_hand;
+            match hold {
+                Some((token, until_ms)) => self.believe(at, token, until_ms - ahead),
+                None => self.beliefs[at] = None,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Whether exclusion is to hold, and so tokens rise.
+    pub(super) fn is_to_hold(&self) -> bool {
+        self.scope().breaks.is_none()
     }
 
     /// A client hears of its hold.
-    pub(super) fn believe(&mut self, at: usize, token: FencingToken, until: i64) {
+    fn believe(&mut self, at: usize, token: FencingToken, until: i64) {
         self.greatest_told = self.greatest_told.max(Some(token));
-        let belief = &mut self.clients[at].belief;
+        let belief = &mut self.beliefs[at];
         let until = belief.map_or(until, |(_, before)| until.max(before));
         if until < self.ticks {
             self.say(|_| format!("{} hears of it too late", owner_name(at)));
@@ -99,175 +107,69 @@ impl World {
         });
     }
 
-    /// How long the first lease of a place is for which this one is asked.
-    fn first_lease(&self, node: usize, lease: i64) -> i64 {
-        let acks = match self.setting(node, self.scope().min_replicas) {
-            0 => 0,
-            _ => self.scope().acks_timeout,
-        };
-        lease.min(CLAIM + acks)
-    }
-
     pub(super) fn acquire(&mut self, at: usize, node: usize, lease: i64, queue: bool) -> Checked {
-        self.say(|w| {
-            let (owner, name) = (owner_name(at), w.node_name(node));
-            let how = if queue { ", or a place" } else { "" };
-            format!("{owner} acquires k for {lease}{how} on {name}")
-        });
-        let stored = self.read(node);
-        let before = self.stored(node);
-        let owner = self.cast.owners[at].clone();
-        let reenters = self.scope().reenters_in_grace && before.holder(&owner).is_some();
-        let request = AcquireRequest {
-            owner,
-            lease: Lease::from_ms(lease).unwrap(),
-            hold: HoldNumber::new(1).ok(),
-            limit: Limit::EXCLUSIVE,
-            session: None,
+        let mut ask = match (queue, self.scope().waits) {
+            (true, _) => Ask::of("HOLD=1 QUEUE"),
+            (false, true) => Ask::of("HOLD=1 BLOCK"),
+            (false, false) => Ask::of("HOLD=1"),
         };
-        let now = self.now(node);
-        let wait = (queue || self.scope().waits).then(|| Wait {
-            client: client_id(at, 0),
-            until_ms: queue.then_some(now.ms() + self.scope().place),
-            channel: queue.then(|| b"channel"[..].into()),
-        });
+        ask.lease_ms = lease;
         let may_grant = !self.is_in_grace(node);
-        let done = self.step(node, Some(at), |table, now, world| {
-            table.settings.may_grant = may_grant || reenters;
-            table.step(KEY, stored, now, world, |step| step.acquire(request, wait))
-        })?;
-        self.nodes[node].table.settings.may_grant = may_grant;
-        let acquired = done.result.expect("no owner is at fault");
-        let withheld = done.step.withheld;
-        self.apply(node, done.step)?;
-        let waiting = |id, lease| Waiting {
-            node,
-            id,
-            lease,
-            until: None,
-            is_left: false,
-        };
-        match acquired {
-            Acquired::Granted(token) => {
-                if queue {
-                    // It is granted in the stead of its place, unless that was before.
-                    let places = &mut self.clients[at].places;
-                    places.retain(|place| !place.is_in_queue_of(node));
-                }
-                self.issue(node, at, &before, token)?;
-                self.reply(node, at, withheld, token, lease);
-            }
-            Acquired::Queued(id) if queue => {
-                self.say(|_| "it has a place".to_owned());
-                let place = waiting(id, self.first_lease(node, lease));
-                let places = &mut self.clients[at].places;
-                places.retain(|place| !place.is_in_queue_of(node));
-                places.push(place);
-            }
-            Acquired::Queued(id) => {
-                self.say(|_| "it waits".to_owned());
-                self.clients[at].blocked = Some(waiting(id, lease));
-            }
-            Acquired::Busy => self.say(|_| "null".to_owned()),
-        }
-        Ok(())
-    }
-
-    /// A client that asked for this lease is told now of its hold, or waits by this name.
-    fn reply(
-        &mut self,
-        node: usize,
-        at: usize,
-        withheld: Option<WaiterId>,
-        token: FencingToken,
-        lease: i64,
-    ) {
-        let until = self.until(lease);
-        match withheld {
-            Some(id) => {
-                self.clients[at].blocked = Some(Waiting {
-                    node,
-                    id,
-                    lease,
-                    until: Some(until),
-                    is_left: false,
-                });
-            }
-            None => self.believe(at, token, until),
-        }
+        let reenters = self.scope().reenters_in_grace && self.token_of(node, at).is_some();
+        self.on(node, |server| {
+            server.table.settings.may_grant = may_grant || reenters;
+            let done = server.acquire(at, 0, ask);
+            server.table.settings.may_grant = may_grant;
+            done
+        })
     }
 
     pub(super) fn renew(&mut self, at: usize, node: usize, lease: i64) -> Checked {
-        let until = self.until(lease);
         // A renewal may shorten the lease, and its reply may be lost.
-        let belief = &mut self.clients[at].belief;
-        *belief = belief.map(|(token, before)| (token, before.min(until)));
+        let until = self.ticks + lease - self.scope().in_hand;
+        let belief = self.beliefs[at].map(|(token, before)| (token, before.min(until)));
+        self.beliefs[at] = belief;
         let token = belief.map(|(token, _)| token);
         let token = token.filter(|_| self.scope().place > 0);
-        let stored = self.read(node);
-        let request = RenewRequest {
-            owner: self.cast.owners[at].clone(),
-            lease: Lease::from_ms(lease).unwrap(),
-            token,
-        };
-        let done = self.step(node, Some(at), |table, now, world| {
-            table.step(KEY, stored, now, world, |step| step.renew(&request))
-        })?;
-        let renewed = done.result == Ok(true);
-        let withheld = done.step.withheld;
-        self.apply(node, done.step)?;
-        self.say(|w| {
-            let (owner, name) = (owner_name(at), w.node_name(node));
-            let renewed = i32::from(renewed);
-            format!("{owner} renews k for {lease} on {name}: {renewed}")
-        });
-        match self.token_of(node, at).filter(|_| renewed) {
-            Some(token) => self.reply(node, at, withheld, token, lease),
-            None => self.clients[at].belief = None,
-        }
+        let renewed = self.on(node, |server| server.renew(at, 0, lease, token))?;
+        self.beliefs[at] = self.beliefs[at].filter(|_| renewed);
         Ok(())
     }
 
     pub(super) fn release(&mut self, at: usize, node: usize) -> Checked {
-        self.clients[at].belief = None;
-        for place in &mut self.clients[at].places {
-            place.is_left |= place.node != node;
+        self.beliefs[at] = None;
+        for (number, other) in self.nodes.iter_mut().enumerate() {
+            for place in &mut other.server.places {
+                place.is_left |= place.owner == at && number != node;
+            }
         }
-        let stored = self.read(node);
-        let request = ReleaseRequest {
-            owner: self.cast.owners[at].clone(),
-            token: None,
-            extent: ReleaseExtent::All,
-        };
-        let done = self.step(node, Some(at), |table, now, world| {
-            table.step(KEY, stored, now, world, |step| step.release(&request))
-        })?;
-        self.apply(node, done.step)?;
-        let released = done.result.expect("a release is no fault");
-        self.say(|w| {
-            let (owner, name) = (owner_name(at), w.node_name(node));
-            let reply = match released {
-                Released::NotHeld => "null",
-                Released::StillHeld => "0",
-                Released::LastHold => "1",
-            };
-            format!("{owner} releases k on {name}: {reply}")
-        });
-        Ok(())
+        self.on(node, |server| server.release(at, 0, "ALL"))
     }
 
     pub(super) fn give_up(&mut self, at: usize) -> Checked {
-        if let Some(Waiting { node, id, .. }) = self.clients[at].blocked.take() {
-            let now_ms = self.now(node).ms();
-            let table = &mut self.nodes[node].table;
-            let told = table.waiter_left(id, WaitEnd::TimeUp, now_ms);
-            self.say(|_| match told {
-                None => format!("{} waits no more", owner_name(at)),
-                Some(_) => format!("{} is told NOREPLICAS", owner_name(at)),
-            });
-            if told.is_some() {
+        let Some(node) = self.blocked_on(at) else {
+            return Ok(());
+        };
+        self.on(node, |server| {
+            let doing = server.connections[at].doing;
+            server.leave(at, WaitEnd::TimeUp);
+            match doing {
                 // What is over is ended before anything else happens.
-                return self.wake(node);
+                Doing::Withheld(..) => server.wake(),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// A turn of each primary ends: it delivers the replies that need not be withheld
+    /// any more.
+    pub(super) fn end_turns(&mut self) -> Checked {
+        for at in 0..self.nodes.len() {
+            let node = &self.nodes[at];
+            if self.is_primary(at) && node.server.table.awaits_replicas() {
+                let acked = node.peers.iter().filter_map(|peer| peer.acked).collect();
+                let offset = node.offset;
+                self.on(at, |server| server.acknowledge(offset, acked))?;
             }
         }
         Ok(())

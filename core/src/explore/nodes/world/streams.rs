@@ -1,11 +1,10 @@
 //! What goes from node to node, and who is the primary.
 
-use super::{Action, Role, World, new_table};
-use crate::error::LockError;
-use crate::explore::keyspace::Keyspace;
+use super::{Action, Role, Server, World};
+use crate::explore::keyspace::{Keyspace, Write};
 use crate::explore::search::{Checked, World as _};
+use crate::explore::world::new_table;
 use crate::grace::Grace;
-use crate::table::{WORK_A_WAKE, WaitEnd};
 
 impl World {
     pub(super) fn node_actions(&self, at: usize, actions: &mut Vec<Action>) {
@@ -13,12 +12,12 @@ impl World {
         let node = &self.nodes[at];
         match &node.role {
             Role::Primary => {
-                let is_due = node.table.wake_at_ms(self.now(at));
-                let is_due = is_due.is_some_and(|at_ms| at_ms <= self.now(at).ms());
-                if is_due && (self.may_write(at) || !self.scope().binds_hand_offs) {
+                if node.server.is_wake_due()
+                    && (self.may_write(at) || !self.scope().binds_hand_offs)
+                {
                     actions.push(Action::Wake(number));
                 }
-                if self.is_expired(at) {
+                if node.server.data.is_expired(0, node.server.now_ms) {
                     actions.push(Action::Expire(number));
                 }
             }
@@ -45,6 +44,35 @@ impl World {
         }
     }
 
+    /// A write of a primary goes to its replicas.
+    pub(super) fn send(&mut self, node: usize, write: &Write) {
+        let scope = self.scope();
+        let (lag, by_old_acks) = (scope.lag, scope.tells_by_old_acks);
+        if by_old_acks && matches!(write, Write::Effects(_, effects) if effects.is_empty()) {
+            return;
+        }
+        self.nodes[node].offset += 1;
+        let offset = self.nodes[node].offset;
+        for at in 0..self.nodes.len() {
+            let replica = &mut self.nodes[at];
+            let Role::Replica { of, stream } = &mut replica.role else {
+                continue;
+            };
+            if *of != node {
+                continue;
+            }
+            match stream {
+                Some(_) if lag == 0 => {
+                    replica.server.data.write(write);
+                    self.nodes[node].peers[at].acked = Some(offset);
+                    self.receive_token(at);
+                }
+                Some(writes) if writes.len() < lag => writes.push(write.clone()),
+                _ => *stream = None,
+            }
+        }
+    }
+
     pub(super) fn apply_next(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         let Role::Replica {
@@ -55,22 +83,21 @@ impl World {
             return;
         };
         let write = stream.remove(0);
-        node.data.write(&write);
+        node.server.data.write(&write);
         let (of, behind) = (*of, stream.len() as i64);
         let acked = self.nodes[of].offset - behind;
         self.nodes[of].peers[at].acked = Some(acked);
         self.receive_token(at);
-        self.say(|w| match behind {
-            0 => format!("{} gets the last write", w.node_name(at)),
-            _ => format!("{} gets one write more", w.node_name(at)),
-        });
+        self.say(|w| format!("{} gets a write, of {}", w.node_name(at), behind + 1));
     }
 
     /// A replica keeps the greatest token that it receives.
     pub(super) fn receive_token(&mut self, at: usize) {
-        let now = self.now(at);
-        if let Some(token) = self.stored(at).last_token {
-            self.nodes[at].table.token_received(token, now);
+        let server = &mut self.nodes[at].server;
+        let lock = server.data.read(0).unwrap_or_default();
+        if let Some(token) = lock.last_token {
+            let now = server.now();
+            server.table.token_received(token, now);
         }
     }
 
@@ -78,17 +105,14 @@ impl World {
         let Role::Replica { of, .. } = self.nodes[at].role else {
             return;
         };
-        self.nodes[at].data = self.nodes[of].data.clone();
+        self.nodes[at].server.data = self.nodes[of].server.data.clone();
         self.nodes[at].role = Role::Replica {
             of,
             stream: Some(Vec::new()),
         };
         self.nodes[of].peers[at].acked = Some(self.nodes[of].offset);
         self.receive_token(at);
-        self.say(|w| {
-            let (replica, primary) = (w.node_name(at), w.node_name(of));
-            format!("{replica} is given all data of {primary}")
-        });
+        self.say(|w| format!("{} is given all of {}", w.node_name(at), w.node_name(of)));
     }
 
     /// A node is no replica of its primary any more, which does not notice.
@@ -99,24 +123,10 @@ impl World {
     }
 
     pub(super) fn follow(&mut self, at: usize, to: usize) -> Checked {
-        self.say(|w| {
-            let (name, primary) = (w.node_name(at), w.node_name(to));
-            format!("{name} becomes a replica of {primary}")
-        });
+        self.say(|w| format!("{} follows {}", w.node_name(at), w.node_name(to)));
         self.leave_primary(at);
         if self.is_primary(at) {
-            let table = &mut self.nodes[at].table;
-            for (addressee, answer) in table.forget_places(&LockError::Unblocked, usize::MAX) {
-                self.tell_place(at, addressee.id(), &answer, None)?;
-            }
-            let now_ms = self.now(at).ms();
-            for client in &mut self.clients {
-                if let Some(blocked) = client.blocked.take_if(|one| one.node == at) {
-                    let table = &mut self.nodes[at].table;
-                    table.waiter_left(blocked.id, WaitEnd::Gone, now_ms);
-                }
-            }
-            self.nodes[at].table.forget_connections(WORK_A_WAKE);
+            self.on(at, Server::demote)?;
             self.nodes[at].peers = Default::default();
             for node in &mut self.nodes {
                 if let Role::Replica { of, stream } = &mut node.role
@@ -145,7 +155,7 @@ impl World {
         self.promotions_left -= 1;
         let last = self.nodes.iter().map(|node| node.epoch).max();
         let ticks = self.ticks;
-        let grace = self.scope().grace;
+        let (grace, [_, replicas]) = (self.scope().grace, self.scope().min_replicas);
         let node = &mut self.nodes[at];
         node.role = Role::Primary;
         node.grace = Grace::begin(ticks, grace);
@@ -153,14 +163,17 @@ impl World {
         node.promoted_at = Some(ticks);
         node.offset = 0;
         node.peers = Default::default();
-        node.table.everything_touched();
+        node.server.replicas = replicas;
+        node.server.greatest = None;
+        node.server.table.everything_touched();
+        node.server.know_anew();
         self.set_grace(at);
         Ok(())
     }
 
     pub(super) fn set_grace(&mut self, node: usize) {
         let may_grant = !self.is_in_grace(node);
-        let table = &mut self.nodes[node].table;
+        let table = &mut self.nodes[node].server.table;
         let resumes = may_grant && !table.settings.may_grant;
         table.settings.may_grant = may_grant;
         if resumes {
@@ -172,8 +185,8 @@ impl World {
     pub(super) fn restart(&mut self, at: usize) {
         self.say(|w| format!("{} restarts empty", w.node_name(at)));
         let node = &mut self.nodes[at];
-        node.data = Keyspace::default();
-        node.table = new_table();
+        node.server.data = Keyspace::default();
+        node.server.table = new_table(node.server.scope());
         if let Role::Replica { stream, .. } = &mut node.role {
             *stream = None;
         }
