@@ -1,6 +1,5 @@
-//! Clients, faults and servers of a campaign, what the clients saw, and whether
-//! any correct lock could have shown it to them.
-
+//! Clients, faults and servers of a campaign, what the clients saw, and whether any correct lock
+//! could have shown it to them.
 #![forbid(unsafe_code)]
 
 pub mod campaign;

@@ -17,9 +17,9 @@ use redis_lock_testing::{binary, module};
 #[track_caller]
 fn assert_each_says(says: &str, campaigns: &[(&'static str, String)]) {
     support::play(campaigns.to_vec(), |(fault, arguments)| {
-        let module = match fault {
-            "" => module(),
-            _ => support::module_with_faults().to_owned(),
+        let (module, planted) = match fault {
+            "" => (module(), "none"),
+            _ => (support::module_with_faults().to_owned(), fault),
         };
         let scratch = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_redis-lock-chaos"));
@@ -29,10 +29,7 @@ fn assert_each_says(says: &str, campaigns: &[(&'static str, String)]) {
         command.args(words.split_whitespace());
         let only = only.split("; ").filter(|kind| !kind.is_empty());
         command.args(only.flat_map(|kind| ["--only", kind]));
-        command.env(
-            "REDISLOCK_PLANTED_FAULT",
-            if fault.is_empty() { "none" } else { fault },
-        );
+        command.env("REDISLOCK_PLANTED_FAULT", planted);
         let output = command.env("TMPDIR", scratch.path()).output().unwrap();
         let report = [output.stdout, output.stderr].concat();
         let report = String::from_utf8_lossy(&report).into_owned();

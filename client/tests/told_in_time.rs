@@ -76,6 +76,10 @@ async fn margin(control: &Control, lease: Duration, fault: Fault, kind: Kind) ->
         tokio::time::sleep(lease / 100).await;
     }
     let ends_at = observer.int("PEXPIRETIME lock");
+    if ends_at < 0 {
+        // Nor to look before it was over.
+        return None;
+    }
     match fault {
         Fault::Stopped => server.stop(),
         Fault::Killed => server.crash(),

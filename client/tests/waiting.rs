@@ -131,10 +131,21 @@ impl Scene {
             eventually("it is lost", || self.proxy.lost() > lost).await;
         }
         if event == Event::Fate(Fate::MessagesLost) {
-            // Who hears nothing asks again after a minute.
-            tokio::time::pause();
-            tokio::time::advance(Duration::from_secs(60)).await;
-            tokio::time::resume();
+            // Who hears nothing asks again after a minute. It counts from when it read that it
+            // waits, which may be after the first of these minutes.
+            for _ in 0..30 {
+                tokio::time::pause();
+                tokio::time::advance(Duration::from_secs(60)).await;
+                tokio::time::resume();
+                let heard = async {
+                    while !waiting.is_finished() {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                };
+                if tokio::time::timeout(Duration::from_secs(1), heard).await.is_ok() {
+                    break;
+                }
+            }
         }
         if event == Down {
             waiters(&self.server, 0).await;

@@ -208,15 +208,12 @@ impl WaitQueues {
         request: AcquireRequest,
         wait: Wait,
     ) -> Option<Waiter> {
-        let earlier = self.waiter(id)?.clone();
+        let mut waiter = self.by_id.remove(&id)?;
+        let earlier = Waiter::clone(&waiter);
         self.uncount_place(&earlier);
-        let later = Waiter {
-            request,
-            wait,
-            ..earlier.clone()
-        };
-        self.count_place(&later);
-        self.by_id.insert(id, Box::new(later));
+        (waiter.request, waiter.wait) = (request, wait);
+        self.count_place(&waiter);
+        self.by_id.insert(id, waiter);
         Some(earlier)
     }
 
@@ -322,11 +319,8 @@ impl WaitQueues {
     /// The keys of a database that somebody waits for, longest wait first as far as a look
     /// shows, each with the first in line.
     pub fn contended_keys(&self, db: i32) -> Vec<&Waiter> {
-        let name = b"".as_slice();
-        let first = KeyRef { db, name }.to_bytes();
-        let from_first = self
-            .by_key
-            .range::<[u8], _>((Bound::Included(first.as_slice()), Bound::Unbounded));
+        let first = KeyBuf::from(KeyRef { db, name: b"" });
+        let from_first = self.by_key.range(first..);
         let of_db = from_first.take_while(|(key, _)| key.as_ref().db == db);
         let looked_at = of_db.take(KEYS_LISTED_OF);
         let firsts = looked_at.filter_map(|(_, queue)| self.waiter(*queue.ids.first()?));

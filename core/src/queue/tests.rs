@@ -342,12 +342,8 @@ impl Model {
                     before.any(|one| one.who != who && one.asks.is_alone)
                 };
                 for position in line.iter().map(|one| Some(one.id)).chain([None]) {
-                    let has = queues.has_exclusive_before(
-                        key,
-                        &owner(name),
-                        position,
-                        &Cell::new(usize::MAX),
-                    );
+                    let (owner, left) = (owner(name), Cell::new(usize::MAX));
+                    let has = queues.has_exclusive_before(key, &owner, position, &left);
                     prop_assert_eq!(has, has_before(position));
                 }
             }

@@ -78,14 +78,18 @@ impl Waiter {
         left_ms(self.wait.until_ms, now.steady_ms)
     }
 
+    /// Whether its time is over.
+    pub fn is_late(&self, steady_ms: i64) -> bool {
+        let until_ms = self.wait.until_ms;
+        until_ms.is_some_and(|until_ms| until_ms <= steady_ms)
+    }
+
     /// Whether it must not be granted anything any more, with what connections that have
     /// ended. The server ends the wait of a client that is blocked.
     pub fn is_over(&self, steady_ms: i64, ended: &BTreeSet<ClientId>) -> bool {
-        let is_late = |until_ms: i64| until_ms <= steady_ms;
         let has_ended = |client: ClientId| ended.contains(&client);
-        self.is_place()
-            && (self.wait.until_ms.is_some_and(is_late)
-                || self.request.session.is_some_and(has_ended))
+        let session = self.request.session;
+        self.is_place() && (self.is_late(steady_ms) || session.is_some_and(has_ended))
     }
 
     /// As its messages name it, if it is a place.

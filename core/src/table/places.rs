@@ -23,9 +23,8 @@ impl Transition<'_> {
             return;
         };
         let id = earlier.id;
-        let until_ms = earlier.wait.until_ms;
-        let is_late = until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms);
-        if is_late || self.table.is_over(earlier, self.now.steady_ms) {
+        let steady_ms = self.now.steady_ms;
+        if earlier.is_late(steady_ms) || self.table.is_over(earlier, steady_ms) {
             match earlier.is_place() && channel == earlier.wait.channel.as_ref() {
                 true => {
                     let ended = self.table.take_out(id, now_ms);
@@ -98,8 +97,7 @@ impl Transition<'_> {
     /// Why a wait ends that is over or given up.
     pub(super) fn why_it_ends(&self, id: WaiterId) -> WaitEnd {
         let waiter = self.table.queues.waiter(id);
-        let until_ms = waiter.and_then(|waiter| waiter.wait.until_ms);
-        match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
+        match waiter.is_some_and(|waiter| waiter.is_late(self.now.steady_ms)) {
             true => WaitEnd::TimeUp,
             false => WaitEnd::Gone,
         }

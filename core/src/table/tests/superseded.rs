@@ -288,10 +288,7 @@ fn a_wait_that_is_over_is_taken_over_by_nobody() {
         server.disconnect(7);
         server.sleep(60_000);
         let again = server.wait_for(K, later, 60_000);
-        let expected = match is_told {
-            true => vec![(first, Answer::NotGranted)],
-            false => vec![],
-        };
+        let expected = Vec::from_iter(is_told.then_some((first, Answer::NotGranted)));
         assert_eq!(server.told(), expected);
         server.release(K, "x");
         assert_eq!(server.granted(), [behind]);
