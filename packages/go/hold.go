@@ -30,12 +30,16 @@ type Hold struct {
 }
 
 func newHold(ctx context.Context, a *attempt) *Hold {
-	h := &Hold{attempt: a, grantedAt: now(), unanswered: forever}
+	h := &Hold{attempt: a, grantedAt: a.locks.now(), unanswered: forever}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.renewal = time.AfterFunc(forever, func() { _ = h.Renew(context.Background(), 0) })
-	h.expiry = time.AfterFunc(forever, func() { _ = h.whyOver() })
+	h.expiry = time.AfterFunc(forever, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.watch()
+	})
 	h.schedule()
 	return h
 }
@@ -61,7 +65,7 @@ func (h *Hold) ValidFor() time.Duration {
 	if h.look() != nil {
 		return 0
 	}
-	return h.validUntil - now()
+	return h.validUntil - h.locks.now()
 }
 
 // Renew renews it now. A lease greater than 0 is kept up from now on. The error is [ErrLost] if the lock is lost.
@@ -76,7 +80,7 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease <= 0 {
 		lease = h.lease
 	}
-	sent := now()
+	sent := h.locks.now()
 	// Until it is answered the shorter of the two leases is relied upon.
 	h.validUntil = min(h.validUntil, validUntil(sent, lease))
 	within := (h.validUntil - sent) / 3
@@ -133,22 +137,29 @@ func (h *Hold) Release() error {
 
 // ending is what ends it, now or when it has been held for long enough.
 func (h *Hold) ending() []any {
-	if rest := h.atLeast - (now() - h.grantedAt); rest >= time.Millisecond {
+	if rest := h.atLeast - (h.locks.now() - h.grantedAt); rest >= time.Millisecond {
 		return h.renew(rest)
 	}
-	return h.command("RELEASE", "FENCE", h.token)
+	return h.release()
 }
 
 // schedule sets the next renewal: when a third of the lease is over, and soon where less than that leaves is left.
 func (h *Hold) schedule() {
-	left := h.validUntil - now()
+	left := h.validUntil - h.locks.now()
 	h.renewal.Reset(max(left-h.lease*2/3, min(h.lease/30, left/4)))
-	h.expiry.Reset(left)
+	h.watch()
+}
+
+// watch looks whether it is over, and again in time. Timers stand still while a machine is suspended, leases do not.
+func (h *Hold) watch() {
+	if h.look() == nil {
+		h.expiry.Reset(min(h.validUntil-h.locks.now(), time.Second))
+	}
 }
 
 // look tells why it is over, and notices if that is new.
 func (h *Hold) look() error {
-	if h.over == nil && now() >= h.validUntil {
+	if h.over == nil && h.locks.now() >= h.validUntil {
 		h.lose("its lease was not renewed in time")
 	}
 	return h.over
@@ -165,11 +176,14 @@ func (h *Hold) stop(why error) {
 	h.renewal.Stop()
 	h.expiry.Stop()
 	h.cancel(why)
+	h.locks.forget(h.owner)
 }
 
 func (h *Hold) lose(why string) {
 	h.stop(h.lost(why))
 	slog.Warn(h.over.Error())
+	// A renewal that got no answer may come late.
+	go h.insist(h.ending)
 }
 
 func (h *Hold) lost(why string) error {

@@ -28,10 +28,11 @@ type Locks struct {
 	node      func(context.Context, string) (*redis.Client, error)
 	settings  settings
 	channel   string
+	now       func() time.Duration
 	isChecked atomic.Bool
 
 	mu sync.Mutex
-	// Those to whom messages are for, by owner.
+	// Those to whom messages are for, by owner: who waits, and who waited and holds.
 	waits map[string]chan message
 	ears  map[*redis.Client]*ear
 	// By channel.
@@ -72,8 +73,8 @@ const forever = 100 * 365 * 24 * time.Hour
 // each server, which ends when the client is closed. New panics if it is no [redis.Client] and no [redis.ClusterClient]:
 // a [redis.Ring] moves keys when a server is down.
 func New(client redis.UniversalClient, options ...Option) *Locks {
-	l := &Locks{client: client, channel: "redislock:" + newOwner(), settings: settings{lease: 30 * time.Second, wait: forever}}
-	l.settings = l.settings.with(options)
+	defaults := settings{lease: 30 * time.Second, wait: forever}.with(options)
+	l := &Locks{client: client, settings: defaults, channel: "redislock:" + newOwner(), now: now}
 	l.waits, l.ears, l.subscriptions = map[string]chan message{}, map[*redis.Client]*ear{}, map[string]*subscription{}
 	switch client := client.(type) {
 	case *redis.Client:
@@ -121,7 +122,8 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 	if err := m.locks.check(ctx); err != nil {
 		return nil, err
 	}
-	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), began: now(), told: make(chan message, 1)}
+	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), told: make(chan message, 1)}
+	a.began = m.locks.now()
 	if err := a.take(ctx, wait); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package redisnativelock
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -84,6 +85,19 @@ func TestAWaitThatWasTakenOverGivesUpNothingOfItsSuccessor(t *testing.T) {
 	a.leave(translated(err))
 	if time.Sleep(100 * time.Millisecond); s.places() != 1 {
 		t.Fatal("it has ended what is another's")
+	}
+}
+
+func TestTheMachineIsSuspended(t *testing.T) {
+	locks := newServer(t).locks()
+	var asleep atomic.Int64
+	locks.now = func() time.Duration { return now() + time.Duration(asleep.Load()) }
+	h := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	asleep.Store(int64(40 * time.Second))
+	select {
+	case <-h.Context().Done():
+	case <-time.After(3 * time.Second):
+		t.Fatal("it is noticed within a second")
 	}
 }
 

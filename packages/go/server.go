@@ -53,13 +53,13 @@ func (a *attempt) do(ctx context.Context, client redis.UniversalClient, within t
 // come later.
 func (a *attempt) insist(args func() []any) (int64, error) {
 	a.sending.Lock()
-	until := now() + max(a.lease, placeMax)
+	until := a.locks.now() + max(a.lease, placeMax)
 	a.sending.Unlock()
 	for tries := 0; ; tries++ {
 		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
 		if err == nil {
 			return reply, nil
-		} else if !mayPass(err) || now() >= until {
+		} else if !mayPass(err) || a.locks.now() >= until {
 			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", a.key, "error", err)
 			return 0, err
 		}
@@ -172,10 +172,16 @@ func (e *ear) hear(received any) {
 	switch received := received.(type) {
 	case *redis.Message:
 		m := parsed(received.Payload)
+		told, isKnown := e.locks.waits[m.owner]
 		select {
-		case e.locks.waits[m.owner] <- m:
+		case told <- m:
 		default:
-			// Nobody waits for it, or who does has been told something already, and asks again.
+			// Who has been told something already asks again, or holds it.
+		}
+		if !isKnown && m.token != 0 {
+			// Nobody waits for it any more.
+			late := &attempt{lock: lock{locks: e.locks, key: m.key}, owner: m.owner, token: m.token}
+			go late.insist(late.release)
 		}
 	case *redis.Subscription:
 		s := e.locks.subscriptions[received.Channel]

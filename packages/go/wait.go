@@ -50,9 +50,15 @@ func (a *attempt) renew(lease time.Duration) []any {
 	return a.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", a.token)
 }
 
+func (a *attempt) release() []any { return a.command("RELEASE", "FENCE", a.token) }
+
 // take waits for so long. If that is nothing it asks once.
 func (a *attempt) take(ctx context.Context, wait time.Duration) (err error) {
-	defer func() { a.leave(err) }()
+	defer func() {
+		if err != nil {
+			a.leave(err)
+		}
+	}()
 	isPatient := wait > 0
 	if !isPatient {
 		wait = replyWithin
@@ -99,14 +105,14 @@ func within(waiting context.Context) time.Duration {
 func (a *attempt) leave(err error) {
 	a.locks.forget(a.owner)
 	// What there is after SUPERSEDED is another's of this name.
-	if err != nil && a.inDoubt && !errors.Is(err, ErrSuperseded) {
+	if a.inDoubt && !errors.Is(err, ErrSuperseded) {
 		go a.insist(func() []any { return a.command("RELEASE") })
 	}
 }
 
 // send sends what may make a hold.
 func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (int64, error) {
-	a.validUntil = validUntil(now(), a.lease)
+	a.validUntil = validUntil(a.locks.now(), a.lease)
 	reply, err := a.do(ctx, client, within, args)
 	a.inDoubt = a.inDoubt || reply != 0 || err != nil && !isRefusal(err)
 	return reply, err
@@ -123,7 +129,7 @@ func (a *attempt) wait(ctx, waiting context.Context) error {
 	if code(err) == "NOPERM" {
 		// It may not subscribe, or not publish to itself.
 		return a.block(ctx, waiting, node)
-	} else if err != nil && mayPass(err) {
+	} else if err != nil && mayPass(err) && waiting.Err() == nil {
 		// It may be at a server that is no primary any more.
 		s.ear.end(err)
 	}
@@ -177,7 +183,7 @@ func (a *attempt) block(ctx, waiting context.Context, node *redis.Client) (err e
 // claim makes sure of a grant after a wait. Work that has enough of its first lease left begins at once.
 func (a *attempt) claim(ctx, waiting context.Context, lease time.Duration) error {
 	// In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
-	if !a.locks.isCluster && a.validUntil-now() >= lease/4 {
+	if !a.locks.isCluster && a.validUntil-a.locks.now() >= lease/4 {
 		return nil
 	}
 	reply, err := a.send(ctx, a.locks.client, within(waiting), a.renew(a.lease))

@@ -70,10 +70,7 @@ func translated(err error) error {
 	return fmt.Errorf("%w: %w", ours, err)
 }
 
-// Time is counted from when this process began.
 var started = time.Now()
-
-func now() time.Duration { return time.Since(started) }
 
 func newOwner() string {
 	random := make([]byte, 16)
@@ -91,10 +88,10 @@ func validUntil(since, lease time.Duration) time.Duration {
 
 // A message is the end of a place. A token of 0 without an error: it is gone without a grant.
 type message struct {
-	owner string
-	token int64
-	lease time.Duration
-	err   error
+	key, owner string
+	token      int64
+	lease      time.Duration
+	err        error
 }
 
 type toldError string
@@ -113,7 +110,7 @@ func parsed(payload string) (m message) {
 		}
 		parts[i], payload = rest[:length], rest[length+1:]
 	}
-	m.owner = parts[2]
+	m.key, m.owner = parts[1], parts[2]
 	if text, isError := strings.CutPrefix(parts[3], "-"); isError {
 		m.err = toldError(text)
 	} else {
