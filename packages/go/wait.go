@@ -82,7 +82,7 @@ func (a *attempt) take(ctx context.Context, wait time.Duration) (err error) {
 			return fmt.Errorf("redisnativelock: %q: %w", a.key, why)
 		case err != nil && (!isPatient || !mayPass(err)):
 			return translated(err)
-		case !isPatient, waiting.Err() != nil:
+		case !isPatient, left(waiting) <= 0:
 			return fmt.Errorf("%w: %q", ErrBusy, a.key)
 		case err != nil:
 			slog.Warn("redisnativelock: it is asked for again", "key", a.key, "error", err)
@@ -129,7 +129,7 @@ func (a *attempt) wait(ctx, waiting context.Context) error {
 	if code(err) == "NOPERM" {
 		// It may not subscribe, or not publish to itself.
 		return a.block(ctx, waiting, node)
-	} else if err != nil && mayPass(err) && waiting.Err() == nil {
+	} else if err != nil && mayPass(err) && ctx.Err() == nil && left(waiting) > 0 {
 		// It may be at a server that is no primary any more.
 		s.ear.end(err)
 	}
