@@ -19,7 +19,7 @@ final class Attempt {
   private static final long ASK_AGAIN = 10_000 * Wire.MILLISECOND;
   private static final long BLOCK_MAX = 86_400_000 * Wire.MILLISECOND;
   /** After these the same request may succeed. */
-  private static final Set<String> PASSING = Set.of(NativeLockException.UNANSWERED, NativeLockException.NOT_SAFE,
+  static final Set<String> PASSING = Set.of(NativeLockException.UNANSWERED, NativeLockException.NOT_SAFE,
       "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN");
 
   final NativeLock lock;
@@ -78,7 +78,9 @@ final class Attempt {
       loop();
       return token > 0;
     } finally {
-      locks.waits.remove(owner);
+      if (token == 0) {
+        locks.waits.remove(owner);
+      }
       if (token == 0 && isInDoubt) {
         insist(() -> Wire.command("LOCK.RELEASE", lock.key, owner));
       }
@@ -89,7 +91,7 @@ final class Attempt {
     for (int failures = 0; ; failures++) {
       try {
         // Who listens already asks for a place at once. By this the client library learns where the key is now.
-        token = wait > 0 && locks.hears(channel) ? 0 : ask(acquire());
+        token = wait > 0 && locks.listening(channel) != null ? 0 : ask(acquire());
         if (token == 0 && wait > 0) {
           queue();
         }
@@ -154,7 +156,10 @@ final class Attempt {
     CompletableFuture<Told> heard = new CompletableFuture<>();
     locks.waits.put(owner, heard);
     try {
-      ear = locks.ear(lock.key, await(locks.access.node(lock.key), within()));
+      ear = locks.listening(channel);
+      if (ear == null) {
+        ear = locks.ear(lock.key, await(locks.access.node(lock.key), within()));
+      }
       await(ear.subscribe(channel), within());
       token = ask(acquire("QUEUE", Wire.milliseconds(Math.min(PLACE_MAX, left())), channel));
     } catch (NativeLockException error) {
@@ -175,7 +180,9 @@ final class Attempt {
     if (told.error() != null) {
       throw NativeLockException.replied(told.error(), null);
     }
-    if (told.token() > 0) {
+    if (told.token() == 0) {
+      ear.doubt(channel);
+    } else {
       // The owner is new, so the grant came after its first request.
       validUntil = began + Wire.reliedUpon(Math.min(told.lease(), lease));
       claim(told.token(), told.lease());
@@ -217,20 +224,10 @@ final class Attempt {
     return last;
   }
 
-  /** Sends what gives the lock back until it is answered. What fails is logged. */
+  /** Sends what gives the lock back, for which nothing is heard any more. */
   CompletableFuture<Object> insist(Supplier<byte[][]> command) {
+    locks.waits.remove(owner);
     long until = System.nanoTime() + Math.max(lease, PLACE_MAX);
-    return next(() -> insist(command, until, 0));
-  }
-
-  private CompletableFuture<Object> insist(Supplier<byte[][]> command, long until, int failures) {
-    return locks.send(command.get(), REPLY_WITHIN).exceptionallyCompose(failure -> {
-      NativeLockException error = locks.meaning(failure);
-      if (!PASSING.contains(error.code()) || System.nanoTime() - until >= 0) {
-        Background.warn(lock.getName() + " is left to its lease, not given back", error);
-        return CompletableFuture.failedFuture(error);
-      }
-      return Background.after(Background.pause(failures)).thenCompose(paused -> insist(command, until, failures + 1));
-    });
+    return next(() -> locks.insist(lock.getName(), command, until, 0));
   }
 }

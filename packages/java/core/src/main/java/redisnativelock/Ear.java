@@ -39,6 +39,11 @@ final class Ear {
     return !ended.isDone() && answer != null && answer.isDone() && !answer.isCompletedExceptionally();
   }
 
+  /** Where nothing was heard, the server is asked whether it still publishes there to us. */
+  void doubt(byte[] channel) {
+    channels.remove(ByteBuffer.wrap(channel));
+  }
+
   void end(Throwable why) {
     if (ended.complete(Wire.GONE)) {
       var end = new NativeLockException(NativeLockException.UNANSWERED, "the subscription has ended: " + why, why);

@@ -14,7 +14,8 @@ public final class Hold {
   private static final Long DONE = 1L;
 
   final Attempt attempt;
-  /** How often its thread has entered. */
+  /** The thread whose hold this is, or null, and how often it has entered. */
+  volatile Thread thread;
   int depth;
   private final Locks locks;
   private final long grantedAt = System.nanoTime();
@@ -149,11 +150,16 @@ public final class Hold {
     timer = next;
   }
 
-  private synchronized void tick() {
-    if (look()) {
-      return;
+  private void tick() {
+    synchronized (this) {
+      if (thread != null && !thread.isAlive() && !isOver) {
+        lose("its thread has ended");
+      }
+      if (look()) {
+        return;
+      }
+      wakeIn(left());
     }
-    wakeIn(left());
     if (attempt.isRenewed) {
       renew(lease);
     }
@@ -172,7 +178,11 @@ public final class Hold {
     timer.cancel(false);
     why = reason;
     Background.warn(loss().getMessage(), null);
-    RedisAccess.THREADS.execute(() -> lost.complete(null));
+    RedisAccess.THREADS.execute(() -> {
+      // A renewal that got no answer may come late.
+      attempt.insist(attempt::release);
+      lost.complete(null);
+    });
   }
 
   /**

@@ -4,6 +4,7 @@ import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.IntStream;
@@ -18,7 +19,7 @@ public final class Locks implements AutoCloseable {
   private static final Map<Integer, String> TAGS = new ConcurrentHashMap<>();
 
   final RedisAccess access;
-  /** What those hear who wait, by owner. */
+  /** What those hear who wait, by owner; those who waited and hold are here, too. */
   final Map<String, CompletableFuture<Wire.Told>> waits = new ConcurrentHashMap<>();
   /** What this thread has entered, by key: its outermost holds. */
   final ThreadLocal<Map<ByteBuffer, Hold>> entered = ThreadLocal.withInitial(HashMap::new);
@@ -85,16 +86,15 @@ public final class Locks implements AutoCloseable {
     if (isChecked || access.slot(key) >= 0) {
       return;
     }
-    isChecked = true;
     try {
-      Object info = Background.join(access.send(Wire.command("INFO", "lock")), Attempt.REPLY_WITHIN);
+      Object info = Background.join(access.send(Wire.command("INFO", "lock")), 500 * Wire.MILLISECOND);
       Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
       if (old.find()) {
-        isChecked = false;
         throw new NativeLockException(NativeLockException.NO_MODULE, "the lock module is too old: " + old.group(), null);
       }
+      isChecked = true;
     } catch (ExecutionException | TimeoutException theAcquireWillSay) {
-      // Or it is not allowed.
+      isChecked = meaning(theAcquireWillSay).isRefusal();
     }
   }
 
@@ -104,6 +104,19 @@ public final class Locks implements AutoCloseable {
       if (error instanceof TimeoutException && within >= SUSPICIOUS) {
         access.suspect();
       }
+    });
+  }
+
+  /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
+  CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
+    return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
+      NativeLockException error = meaning(failure);
+      if (!Attempt.PASSING.contains(error.code()) || System.nanoTime() - until >= 0) {
+        Background.warn(name + " is left to its lease, not given back", error);
+        return CompletableFuture.failedFuture(error);
+      }
+      return Background.after(Background.pause(failures))
+          .thenCompose(paused -> insist(name, command, until, failures + 1));
     });
   }
 
@@ -118,8 +131,9 @@ public final class Locks implements AutoCloseable {
         .filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow();
   }
 
-  boolean hears(byte[] channel) {
-    return ears.values().stream().anyMatch(ear -> ear.hears(channel));
+  /** Where this process hears that channel already, or null. */
+  Ear listening(byte[] channel) {
+    return ears.values().stream().filter(ear -> ear.hears(channel)).findFirst().orElse(null);
   }
 
   /** Where this process hears of the waits for a key that this node serves. */
@@ -138,6 +152,10 @@ public final class Locks implements AutoCloseable {
     CompletableFuture<Wire.Told> heard = told == null ? null : waits.get(told.owner());
     if (heard != null) {
       heard.complete(told);
+    } else if (told != null && told.token() > 0) {
+      // Nobody waits for it any more.
+      byte[][] release = Wire.command("LOCK.RELEASE", told.key(), told.owner(), "FENCE", told.token());
+      insist("a late grant", () -> release, System.nanoTime() + told.lease(), 0);
     }
   }
 }

@@ -16,7 +16,8 @@ import java.util.concurrent.locks.Lock;
  * A lock on the server, with the names of Redisson's {@code RLock} beside those of {@link Lock}.
  *
  * <p>A thread that holds it may take it again: that is counted here, and nothing is sent. It is renewed until {@code
- * unlock()}, unless a lease was given, as with {@code RLock}. An object is no more than a name, and safe for all threads.
+ * unlock()}, unless a lease was given, as with {@code RLock}. Where its thread has ended without {@code unlock()}, it is
+ * given back. An object is no more than a name, and safe for all threads.
  */
 public final class NativeLock implements Lock {
   /** Work under a lock. */
@@ -86,6 +87,7 @@ public final class NativeLock implements Lock {
       if (hold == null) {
         return null;
       }
+      hold.thread = Thread.currentThread();
       locks.entered.get().put(ByteBuffer.wrap(key), hold);
     } else if (limit < hold.attempt.lock.limit) {
       throw new IllegalMonitorStateException("this thread shares " + name + ": it would wait for itself");

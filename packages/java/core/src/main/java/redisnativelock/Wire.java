@@ -35,9 +35,9 @@ final class Wire {
   }
 
   /** The end of a place. A token of 0 without an error: it is gone without a grant. */
-  record Told(String owner, long token, long lease, String error) {}
+  record Told(byte[] key, String owner, long token, long lease, String error) {}
 
-  static final Told GONE = new Told(null, 0, 0, null);
+  static final Told GONE = new Told(null, null, 0, 0, null);
 
   /** A message of five netstrings: database, key, owner, result, first lease in ms. Null if it is none. */
   static Told told(byte[] message) {
@@ -51,7 +51,7 @@ final class Wire {
         at = to + 1;
       }
       String error = parts[3].startsWith("-") ? parts[3].substring(1) : null;
-      return new Told(parts[2], error == null ? Long.parseLong(parts[3]) : 0,
+      return new Told(parts[1].getBytes(ISO_8859_1), parts[2], error == null ? Long.parseLong(parts[3]) : 0,
           Long.parseLong(parts[4]) * MILLISECOND, error);
     } catch (IndexOutOfBoundsException | NumberFormatException notOurs) {
       return null;

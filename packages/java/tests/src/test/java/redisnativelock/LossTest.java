@@ -8,6 +8,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 
 /** What is kept up, and for how long; and what is lost. */
 class LossTest extends WithServer {
@@ -75,10 +77,27 @@ class LossTest extends WithServer {
     CompletableFuture<Void> blocks = locks.lock("l").hold().lost().thenRun(() -> new CompletableFuture<>().join());
     locks.lock("l").forceUnlock();
     until(() -> locks.lock("l").hold().isLost());
-    long end = System.nanoTime() + 2_000_000_000L;
-    until(() -> System.nanoTime() > end);
+    Thread.sleep(2_000);
     assertTrue(locks.lock("other").isHeldByCurrentThread() && !blocks.isDone());
     locks.lock("other").unlock();
+  }
+
+  @Test
+  void aThreadThatEndsWithoutUnlockingGivesItBack() throws Exception {
+    NativeLock lock = lock(Duration.ofSeconds(1));
+    Threads.begin(() -> lock.lockAndGetToken()).end();
+    Hold free = Threads.begin(() -> lock.acquire()).end();
+    Thread.sleep(1_500);
+    assertTrue(free.release(), "a hold that is no thread's stays");
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void aGrantThatNobodyWaitsForIsGivenBack(Library library) {
+    Locks locks = library.locks(server.port);
+    Object token = server.call("LOCK.ACQUIRE", "l", "x");
+    locks.hear(("1:0,1:l,1:x," + ("" + token).length() + ":" + token + ",4:2000,").getBytes());
+    until(() -> server.isFree("l"));
   }
 
   @Test

@@ -9,6 +9,7 @@ class WireTest {
   @Test
   void messagesAreFiveNetstrings() {
     Wire.Told told = Wire.told("1:0,3:k:,,1:o,2:42,4:2000,".getBytes());
+    assertArrayEquals("k:,".getBytes(), told.key());
     assertEquals("o", told.owner());
     assertEquals(42, told.token());
     assertEquals(2_000_000_000L, told.lease());
