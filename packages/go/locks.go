@@ -125,6 +125,7 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), told: make(chan message, 1)}
 	a.began = m.locks.now()
 	if err := a.take(ctx, wait); err != nil {
+		a.leave(err)
 		return nil, err
 	}
 	return newHold(ctx, a), nil
@@ -163,30 +164,31 @@ func (l *Locks) check(ctx context.Context) error {
 
 type locker struct {
 	mutex *Mutex
-	turn  sync.Mutex
-	hold  *Hold
+	mu    sync.Mutex
+	holds []*Hold
 }
 
 // Locker returns the lock for what wants a [sync.Locker]. Its Lock waits as long as it takes, and panics on an error that
-// would not pass. Its goroutines take turns, also where the lock is shared. Nobody is told of a loss.
+// would not pass. Nobody is told of a loss.
 func (m *Mutex) Locker() sync.Locker { return &locker{mutex: m} }
 
 func (l *locker) Lock() {
-	l.turn.Lock()
-	hold, err := l.mutex.acquire(context.Background(), forever)
+	h, err := l.mutex.acquire(context.Background(), forever)
 	if err != nil {
-		l.turn.Unlock()
 		panic(err)
 	}
-	l.hold = hold
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holds = append(l.holds, h)
 }
 
+// Unlock ends the oldest, which is over if any is: who has lost the lock, and unlocks it, ends nobody else's.
 func (l *locker) Unlock() {
-	hold := l.hold
-	if hold == nil {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.holds) == 0 {
 		panic("redisnativelock: unlock of unlocked lock")
 	}
-	l.hold = nil
-	_ = hold.Release()
-	l.turn.Unlock()
+	_ = l.holds[0].Release()
+	l.holds = l.holds[1:]
 }

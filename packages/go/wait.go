@@ -53,12 +53,7 @@ func (a *attempt) renew(lease time.Duration) []any {
 func (a *attempt) release() []any { return a.command("RELEASE", "FENCE", a.token) }
 
 // take waits for so long. If that is nothing it asks once.
-func (a *attempt) take(ctx context.Context, wait time.Duration) (err error) {
-	defer func() {
-		if err != nil {
-			a.leave(err)
-		}
-	}()
+func (a *attempt) take(ctx context.Context, wait time.Duration) error {
 	isPatient := wait > 0
 	if !isPatient {
 		wait = replyWithin
@@ -67,7 +62,8 @@ func (a *attempt) take(ctx context.Context, wait time.Duration) (err error) {
 	defer stop()
 	for tries := 0; ; tries++ {
 		// Who listens already asks for a place at once. By this go-redis learns where the key is now.
-		if err = nil; !isPatient || !a.locks.hears(a.channel) {
+		var err error
+		if !isPatient || !a.locks.hears(a.channel) {
 			a.token, err = a.send(ctx, a.locks.client, within(waiting), a.acquire())
 		}
 		if err == nil && a.token == 0 && isPatient {
