@@ -14,6 +14,7 @@ import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
 import redisnativelock.NativeLockException;
@@ -71,7 +72,9 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
         return NativeLockException.replied(cause.getMessage(), error);
       }
     }
-    boolean isOfConnection = error instanceof RedisException || error instanceof IOException;
+    // What was to be sent over a connection that is closed is cancelled: for one command without an answer, all others.
+    boolean isOfConnection = error instanceof RedisException || error instanceof IOException
+        || error instanceof CancellationException;
     String code = isOfConnection ? NativeLockException.UNANSWERED : NativeLockException.FAILED;
     return new NativeLockException(code, error.getMessage(), error);
   }
