@@ -180,12 +180,12 @@ final class Attempt {
     if (told.error() != null) {
       throw NativeLockException.replied(told.error(), null);
     }
-    if (told.token() == 0) {
-      ear.doubt(channel);
-    } else {
+    if (told.token() > 0) {
       // The owner is new, so the grant came after its first request.
       validUntil = began + Wire.reliedUpon(Math.min(told.lease(), lease));
       claim(told.token(), told.lease());
+    } else if (left() > 0) {
+      ear.doubt(channel);
     }
   }
 
