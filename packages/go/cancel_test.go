@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,4 +77,19 @@ func TestHungUpRequestsLeaveNothing(t *testing.T) {
 	if total := int(client.PoolStats().TotalConns); named > total+1 {
 		t.Fatalf("%d connections, %d of the pool", named, total)
 	}
+}
+
+func TestWhoGivesUpLeavesTheOthersTheirSubscription(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	s.Do(ctx, "LOCK.ACQUIRE", "l", "somebody")
+	_, _ = locks.Mutex("l", Wait(50*time.Millisecond)).Lock(ctx) // so that it has subscribed
+	// Given up while its place is asked for.
+	s.signal(syscall.SIGSTOP)
+	_, err := locks.Mutex("l", Wait(100*time.Millisecond)).Lock(ctx)
+	s.signal(syscall.SIGCONT)
+	if mustBe(t, err, ErrBusy); !locks.hears(locks.channel) {
+		t.Fatal("the subscription has ended")
+	}
+	until(t, "no place", func() bool { return s.places() == 0 })
 }

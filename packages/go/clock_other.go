@@ -4,6 +4,4 @@ package redisnativelock
 
 import "time"
 
-var started = time.Now()
-
 func now() time.Duration { return time.Since(started) }

@@ -9,43 +9,38 @@ import (
 	"time"
 )
 
-const (
-	// How long the end of a section waits for its release, which then goes on in the background.
-	releaseWithin = 500 * time.Millisecond
-	// When a short first lease is claimed. Work that is done sooner spares that.
-	claimAfter = 20 * time.Millisecond
-	// Timers stand still while a machine is suspended, leases do not.
-	sleepMax = time.Second
-)
+// How long the end of a section waits for its release, which then goes on in the background.
+const releaseWithin = 500 * time.Millisecond
 
 // A Hold is a lock that is held. It may be used by many goroutines.
 type Hold struct {
 	*attempt
-	token     int64
 	grantedAt time.Duration
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
 	// Is locked while a renewal is under way.
 	renewing sync.Mutex
 
-	mu                         sync.Mutex
-	lease, validUntil, renewAt time.Duration
-	unanswered                 time.Duration
-	timer                      *time.Timer
+	mu sync.Mutex
+	// The shortest lease of a renewal that was not answered: it may come yet.
+	unanswered      time.Duration
+	renewal, expiry *time.Timer
 	// Why it is over, if it is.
 	over error
 }
 
-func newHold(ctx context.Context, a *attempt, g grant) *Hold {
-	h := &Hold{attempt: a, token: g.token, grantedAt: a.locks.now(), lease: a.lease, unanswered: forever}
+func newHold(ctx context.Context, a *attempt) *Hold {
+	h := &Hold{attempt: a, grantedAt: a.locks.now(), unanswered: forever}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
-	h.validUntil, h.renewAt = validUntil(g.since, g.lease), g.since+a.lease/3
-	if g.lease < a.lease {
-		h.renewAt = h.grantedAt + min(claimAfter, (h.validUntil-h.grantedAt)/4)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(h.nextTick(), h.tick)
+	h.renewal = time.AfterFunc(forever, func() { _ = h.Renew(context.Background(), 0) })
+	h.expiry = time.AfterFunc(forever, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.watch()
+	})
+	h.schedule()
 	return h
 }
 
@@ -82,17 +77,17 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if over := h.look(); over != nil {
 		return over
 	}
-	sent := h.locks.now()
 	if lease <= 0 {
 		lease = h.lease
 	}
+	sent := h.locks.now()
 	// Until it is answered the shorter of the two leases is relied upon.
 	h.validUntil = min(h.validUntil, validUntil(sent, lease))
-	args, within := h.renewal(h.token, lease), (h.validUntil-sent)/3
+	within := (h.validUntil - sent) / 3
 	h.mu.Unlock()
-	reply, err := ask(ctx, within, func(ctx context.Context) (int64, error) { return do(ctx, h.locks.client, args) })
+	reply, err := h.do(ctx, h.locks.client, within, h.renew(lease))
 	h.mu.Lock()
-	if h.over == nil && err == nil && reply != 1 {
+	if err == nil && reply != 1 && h.over == nil {
 		h.lose("the server does not know this hold any more")
 	}
 	if over := h.look(); over != nil {
@@ -101,18 +96,15 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if !isRefusal(err) {
 		h.lease = lease
 	}
-	// One that is not answered may come yet, and leave its lease.
-	lease = min(lease, h.unanswered)
 	if err == nil {
-		h.validUntil, h.renewAt = validUntil(sent, lease), sent+lease/3
+		h.validUntil = validUntil(sent, min(lease, h.unanswered))
 	} else {
 		slog.Warn("redisnativelock: it is not renewed", "key", h.key, "error", err)
-		h.renewAt = h.locks.now() + h.lease/30
 		if !isRefusal(err) {
-			h.unanswered = lease
+			h.unanswered = min(lease, h.unanswered)
 		}
 	}
-	h.timer.Reset(h.nextTick())
+	h.schedule()
 	return translated(err)
 }
 
@@ -132,12 +124,7 @@ func (h *Hold) Release() error {
 		return over
 	}
 	reply, err := ask(context.Background(), releaseWithin, func(context.Context) (int64, error) {
-		if h.atLeast > 0 {
-			// A renewal that is under way would make it longer.
-			h.renewing.Lock()
-			defer h.renewing.Unlock()
-		}
-		return h.locks.insist(h.ending, h.locks.now()+h.lease)
+		return h.insist(h.ending)
 	})
 	switch {
 	case err == nil && reply != 1, code(err) == "WRONGTYPE", code(err) == "NOTALOCK":
@@ -151,27 +138,23 @@ func (h *Hold) Release() error {
 // ending is what ends it, now or when it has been held for long enough.
 func (h *Hold) ending() []any {
 	if rest := h.atLeast - (h.locks.now() - h.grantedAt); rest >= time.Millisecond {
-		return h.renewal(h.token, rest)
+		return h.renew(rest)
 	}
-	return h.release(h.token)
+	return h.release()
 }
 
-func (h *Hold) nextTick() time.Duration {
-	return min(max(min(h.validUntil, h.renewAt)-h.locks.now(), 0), sleepMax)
+// schedule sets the next renewal: when a third of the lease is over, and soon where less than that leaves is left.
+func (h *Hold) schedule() {
+	left := h.validUntil - h.locks.now()
+	h.renewal.Reset(max(left-h.lease*2/3, min(h.lease/30, left/4)))
+	h.watch()
 }
 
-func (h *Hold) tick() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.look() != nil {
-		return
+// watch looks whether it is over, and again in time. Timers stand still while a machine is suspended, leases do not.
+func (h *Hold) watch() {
+	if h.look() == nil {
+		h.expiry.Reset(min(h.validUntil-h.locks.now(), time.Second))
 	}
-	if h.locks.now() >= h.renewAt {
-		// Until that is over.
-		h.renewAt = forever
-		go h.Renew(context.Background(), 0)
-	}
-	h.timer.Reset(h.nextTick())
 }
 
 // look tells why it is over, and notices if that is new.
@@ -190,16 +173,17 @@ func (h *Hold) whyOver() error {
 
 func (h *Hold) stop(why error) {
 	h.over = why
-	h.timer.Stop()
+	h.renewal.Stop()
+	h.expiry.Stop()
 	h.cancel(why)
-	h.locks.forget(h.attempt)
+	h.locks.forget(h.owner)
 }
 
 func (h *Hold) lose(why string) {
 	h.stop(h.lost(why))
 	slog.Warn(h.over.Error())
 	// A renewal that got no answer may come late.
-	go h.locks.insist(h.ending, h.locks.now()+h.lease)
+	go h.insist(h.ending)
 }
 
 func (h *Hold) lost(why string) error {

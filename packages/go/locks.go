@@ -33,8 +33,10 @@ type Locks struct {
 
 	mu sync.Mutex
 	// Those to whom messages are for, by owner: who waits, and who waited and holds.
-	waits map[string]*attempt
+	waits map[string]chan message
 	ears  map[*redis.Client]*ear
+	// By channel.
+	subscriptions map[string]*subscription
 }
 
 // An Option is for all locks, as [New] takes it, or for one, as [Locks.Mutex] takes it.
@@ -72,8 +74,8 @@ const forever = 100 * 365 * 24 * time.Hour
 // a [redis.Ring] moves keys when a server is down.
 func New(client redis.UniversalClient, options ...Option) *Locks {
 	defaults := settings{lease: 30 * time.Second, wait: forever}.with(options)
-	waits, ears := map[string]*attempt{}, map[*redis.Client]*ear{}
-	l := &Locks{client: client, settings: defaults, channel: "redislock:" + newOwner(), now: now, waits: waits, ears: ears}
+	l := &Locks{client: client, settings: defaults, channel: "redislock:" + newOwner(), now: now}
+	l.waits, l.ears, l.subscriptions = map[string]chan message{}, map[*redis.Client]*ear{}, map[string]*subscription{}
 	switch client := client.(type) {
 	case *redis.Client:
 		l.node = func(context.Context, string) (*redis.Client, error) { return client, nil }
@@ -93,23 +95,25 @@ func (s settings) with(options []Option) settings {
 }
 
 // A Mutex is a lock that can be acquired, again and again, by many goroutines.
-type Mutex struct {
-	locks    *Locks
-	key      string
-	settings settings
+type Mutex struct{ lock }
+
+type lock struct {
+	settings
+	locks *Locks
+	key   string
 }
 
 // Mutex names a lock. It sends nothing.
 func (l *Locks) Mutex(key string, options ...Option) *Mutex {
 	s := l.settings.with(options)
-	return &Mutex{locks: l, key: s.prefix + key, settings: s}
+	return &Mutex{lock{s, l, s.prefix + key}}
 }
 
 // Lock waits for the lock, in the order of requests. The context bounds the wait, and the work: that of the hold comes
 // from it. If it is cancelled the wait ends at once and leaves nothing.
 //
 // The error is [ErrBusy] where the lock was not had in time: before the context's deadline, or within [Wait].
-func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, m.settings.wait) }
+func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, m.wait) }
 
 // TryLock does not wait: the error is [ErrBusy] where others hold the lock or wait for it.
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, 0) }
@@ -118,18 +122,13 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 	if err := m.locks.check(ctx); err != nil {
 		return nil, err
 	}
-	waiting, stop := context.WithTimeoutCause(ctx, wait, ErrBusy)
-	defer stop()
-	a := &attempt{request: request{m.settings, m.key, newOwner()}, locks: m.locks, began: m.locks.now()}
-	if a.channel = m.locks.channel; m.locks.isCluster {
-		a.channel += "{" + tags()[slotOf(m.key)] + "}"
-	}
-	g, err := a.take(ctx, waiting)
-	if err != nil {
-		a.giveUp()
+	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), told: make(chan message, 1)}
+	a.began = m.locks.now()
+	if err := a.take(ctx, wait); err != nil {
+		a.leave(err)
 		return nil, err
 	}
-	return newHold(ctx, a, g), nil
+	return newHold(ctx, a), nil
 }
 
 // Do waits for the lock as [Mutex.Lock] does, works, and releases. It returns the work's error; and [ErrLost] where the
@@ -151,7 +150,7 @@ var version = regexp.MustCompile(`lock_version:0\.[01]\.\S*`)
 
 // check asks once for the module's version, where that is allowed and it has one: 0.2 is the least.
 func (l *Locks) check(ctx context.Context) error {
-	if ctx.Err() != nil || !l.isChecked.CompareAndSwap(false, true) {
+	if ctx.Err() != nil || l.isChecked.Swap(true) {
 		return context.Cause(ctx)
 	}
 	// If there is an error, the acquire will say.
@@ -183,16 +182,13 @@ func (l *locker) Lock() {
 	l.holds = append(l.holds, h)
 }
 
-func (l *locker) Unlock() { _ = l.oldest().Release() }
-
-// oldest is the one that is over if any is: who has lost the lock, and unlocks it, ends nobody else's.
-func (l *locker) oldest() *Hold {
+// Unlock ends the oldest, which is over if any is: who has lost the lock, and unlocks it, ends nobody else's.
+func (l *locker) Unlock() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.holds) == 0 {
 		panic("redisnativelock: unlock of unlocked lock")
 	}
-	h := l.holds[0]
+	_ = l.holds[0].Release()
 	l.holds = l.holds[1:]
-	return h
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -36,24 +37,30 @@ func ask[T any](ctx context.Context, within time.Duration, send func(context.Con
 }
 
 // do carries out a command of the module. Its null is a 0.
-func do(ctx context.Context, client redis.UniversalClient, args []any) (int64, error) {
-	number, err := client.Do(ctx, args...).Int64()
-	if errors.Is(err, redis.Nil) {
-		return 0, nil
-	}
-	return number, err
+func (a *attempt) do(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (int64, error) {
+	a.sending.RLock()
+	return ask(ctx, within, func(ctx context.Context) (int64, error) {
+		defer a.sending.RUnlock()
+		number, err := client.Do(ctx, args...).Int64()
+		if errors.Is(err, redis.Nil) {
+			return 0, nil
+		}
+		return number, err
+	})
 }
 
-// insist sends what gives a lock back until it is answered, or until then.
-func (l *Locks) insist(args func() []any, until time.Duration) (int64, error) {
+// insist sends what gives a lock back until it is answered, after what is under way: neither a request nor a renewal may
+// come later.
+func (a *attempt) insist(args func() []any) (int64, error) {
+	a.sending.Lock()
+	until := a.locks.now() + max(a.lease, placeMax)
+	a.sending.Unlock()
 	for tries := 0; ; tries++ {
-		reply, err := ask(context.Background(), replyWithin, func(ctx context.Context) (int64, error) {
-			return do(ctx, l.client, args())
-		})
+		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
 		if err == nil {
 			return reply, nil
-		} else if !mayPass(err) || l.now() >= until {
-			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", args()[1], "error", err)
+		} else if !mayPass(err) || a.locks.now() >= until {
+			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", a.key, "error", err)
 			return 0, err
 		}
 		time.Sleep(pauseAfter(tries))
@@ -65,53 +72,74 @@ func pauseAfter(tries int) time.Duration {
 	return time.Millisecond + rand.N(min(20*time.Millisecond<<min(tries, 10), time.Second))
 }
 
-// An ear is the subscription to one server, which all waits there share. It ends with its connection; whoever waits then
-// asks for it anew.
+// An ear is the connection to one server over which all waits there are told. Whoever waits when it ends asks anew.
 type ear struct {
 	locks  *Locks
-	node   *redis.Client
 	pubsub *redis.PubSub
-	// Whether the server is known to publish there to us, by channel. Guarded by the mutex of locks.
-	channels map[string]bool
+	// Is over when it has ended, with why.
+	ctx context.Context
+	end context.CancelCauseFunc
+	// Whether somebody reads from it.
+	isRead atomic.Bool
+}
+
+// A subscription is to one channel. What is heard is over when the server has confirmed it, or the ear has ended.
+type subscription struct {
+	ear     *ear
+	heard   context.Context
+	confirm context.CancelFunc
+}
+
+// channelOf is where this process is told of that key: in a cluster there is a channel for each slot.
+func (l *Locks) channelOf(key string) string {
+	if l.isCluster {
+		return l.channel + "{" + tags()[slotOf(key)] + "}"
+	}
+	return l.channel
 }
 
 func (l *Locks) hears(channel string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.ears {
-		if e.channels[channel] {
-			return true
-		}
-	}
-	return false
+	s := l.subscriptions[channel]
+	return s != nil && s.heard.Err() != nil && s.ear.ctx.Err() == nil
 }
 
-// listen has the attempt hear what is published at that server. It tells whether that is known to be so already.
-func (l *Locks) listen(a *attempt, node *redis.Client) bool {
+// listen has the attempt hear what is published at that server.
+func (l *Locks) listen(a *attempt, node *redis.Client) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.waits[a.owner] = a.told
 	e := l.ears[node]
-	if e == nil {
-		e = &ear{locks: l, node: node, pubsub: node.Subscribe(context.Background()), channels: map[string]bool{}}
+	if e == nil || e.ctx.Err() != nil {
+		e = &ear{locks: l, pubsub: node.Subscribe(context.Background())}
+		e.ctx, e.end = context.WithCancelCause(context.Background())
+		context.AfterFunc(e.ctx, func() { e.pubsub.Close() })
 		l.ears[node] = e
 	}
-	isHeard, isSent := e.channels[a.channel]
-	if !isSent {
-		e.channels[a.channel] = false
-		go e.subscribe(a.channel, len(e.channels) == 1)
+	s := l.subscriptions[a.channel]
+	if s == nil || s.ear != e {
+		s = &subscription{ear: e}
+		s.heard, s.confirm = context.WithCancel(e.ctx)
+		l.subscriptions[a.channel] = s
+		go e.subscribe(a.channel)
 	}
-	l.waits[a.owner] = a
-	a.ear, a.told = e, make(chan message, 1)
-	return isHeard
+	return s
 }
 
-func (e *ear) subscribe(channel string, isFirst bool) {
+func (l *Locks) forget(owner string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.waits, owner)
+}
+
+func (e *ear) subscribe(channel string) {
 	subscribe := e.pubsub.Subscribe
 	if e.locks.isCluster {
 		subscribe = e.pubsub.SSubscribe
 	}
-	err := subscribe(context.Background(), channel)
-	if err == nil && isFirst {
+	err := subscribe(e.ctx, channel)
+	if err == nil && e.isRead.CompareAndSwap(false, true) {
 		err = e.receive()
 	}
 	if err != nil {
@@ -134,60 +162,33 @@ func (e *ear) receive() error {
 			return err
 		}
 		isAsked = isSilent
-		switch received := received.(type) {
-		case *redis.Message:
-			if m, ok := parsed(received.Payload); ok {
-				e.locks.hear(m)
-			}
-		case *redis.Subscription:
-			if received.Kind != "subscribe" && received.Kind != "ssubscribe" {
-				return errors.New("redisnativelock: the server has ended the subscription")
-			}
-			e.locks.mu.Lock()
-			e.channels[received.Channel] = true
-			e.tell(received.Channel, message{})
-			e.locks.mu.Unlock()
-		}
+		e.hear(received)
 	}
 }
 
-// tell is for all who wait there, on this channel, or on any.
-func (e *ear) tell(channel string, m message) {
-	for _, a := range e.locks.waits {
-		if a.ear == e && (channel == "" || channel == a.channel) {
-			a.tell(m)
-		}
-	}
-}
-
-func (e *ear) end(err error) {
+func (e *ear) hear(received any) {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
-	if e.locks.ears[e.node] == e {
-		delete(e.locks.ears, e.node)
-		e.tell("", message{err: err})
-		// It may be about to connect, which takes its time.
-		go e.pubsub.Close()
-	}
-}
-
-// hear takes what a message brings to whom it is for.
-func (l *Locks) hear(m message) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if a := l.waits[m.owner]; a != nil {
-		a.tell(m)
-	} else if m.token != 0 {
-		// Nobody waits for it any more.
-		r := request{key: m.key, owner: m.owner}
-		go l.insist(func() []any { return r.release(m.token) }, l.now()+m.lease)
-	}
-}
-
-func (l *Locks) forget(a *attempt) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.waits[a.owner] == a {
-		delete(l.waits, a.owner)
+	switch received := received.(type) {
+	case *redis.Message:
+		m := parsed(received.Payload)
+		told, isKnown := e.locks.waits[m.owner]
+		select {
+		case told <- m:
+		default:
+			// Who has been told something already asks again, or holds it.
+		}
+		if !isKnown && m.token != 0 {
+			// Nobody waits for it any more.
+			late := &attempt{lock: lock{locks: e.locks, key: m.key}, owner: m.owner, token: m.token}
+			go late.insist(late.release)
+		}
+	case *redis.Subscription:
+		s := e.locks.subscriptions[received.Channel]
+		if received.Kind != "subscribe" && received.Kind != "ssubscribe" {
+			e.end(errors.New("redisnativelock: the server has ended the subscription"))
+		} else if s.ear == e {
+			s.confirm()
+		}
 	}
 }

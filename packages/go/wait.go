@@ -21,176 +21,170 @@ const (
 	tryAtLeast = 50 * time.Millisecond
 )
 
-// A grant is a hold that the server told of: granted no earlier than since, and lease is relied upon from then on.
-type grant struct {
-	token        int64
-	since, lease time.Duration
-}
-
-// An attempt is one to take a lock.
+// An attempt is one to take a lock, under a name that never asked before.
 type attempt struct {
-	request
-	locks   *Locks
-	channel string
-	began   time.Duration
-	// Whether the server may have a place or a hold for it, and what is under way that may yet make one.
-	inDoubt bool
-	sending sync.WaitGroup
-	// Where it listens, guarded by the mutex of locks, and what it was told.
-	ear  *ear
+	lock
+	owner, channel string
+	began          time.Duration
+	// What it hears.
 	told chan message
+	// Whether the server may have a place or a hold for it.
+	inDoubt bool
+	// Is locked for reading by each command that is under way.
+	sending sync.RWMutex
+	// The grant: its token, which is 0 before, and until when it is relied upon.
+	token      int64
+	validUntil time.Duration
 }
 
-// tell is for who has locked the mutex of locks. Where it has been told something already, it asks again.
-func (a *attempt) tell(m message) {
-	select {
-	case a.told <- m:
-	default:
+func (a *attempt) command(name string, options ...any) []any {
+	return append([]any{"LOCK." + name, a.key, a.owner}, options...)
+}
+
+func (a *attempt) acquire(how ...any) []any {
+	// With HOLD 1 it does no harm to send it again.
+	return append(append(a.command("ACQUIRE", "LEASE", a.lease.Milliseconds(), "HOLD", 1), a.mode...), how...)
+}
+
+func (a *attempt) renew(lease time.Duration) []any {
+	return a.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", a.token)
+}
+
+func (a *attempt) release() []any { return a.command("RELEASE", "FENCE", a.token) }
+
+// take waits for so long. If that is nothing it asks once.
+func (a *attempt) take(ctx context.Context, wait time.Duration) error {
+	isPatient := wait > 0
+	if !isPatient {
+		wait = replyWithin
 	}
-}
-
-// hear waits for what it is told: nothing, in that time.
-func (a *attempt) hear(ctx context.Context, within time.Duration) (m message) {
-	ctx, stop := context.WithTimeout(ctx, within)
+	waiting, stop := context.WithTimeout(ctx, wait)
 	defer stop()
-	select {
-	case m = <-a.told:
-	case <-ctx.Done():
-	}
-	return m
-}
-
-// take waits until the second context is over, which is made of the first. If that is so at once it does not wait.
-func (a *attempt) take(ctx, waiting context.Context) (grant, error) {
-	isPatient := waiting.Err() == nil
 	for tries := 0; ; tries++ {
-		var g grant
-		var err error
-		within := replyWithin
-		if isPatient {
-			within = min(within, max(left(waiting), tryAtLeast))
-		}
 		// Who listens already asks for a place at once. By this go-redis learns where the key is now.
-		if !isPatient || within == tryAtLeast || !a.locks.hears(a.channel) {
-			g, err = a.send(ctx, a.locks.client, within, a.acquire())
+		var err error
+		if !isPatient || !a.locks.hears(a.channel) {
+			a.token, err = a.send(ctx, a.locks.client, within(waiting), a.acquire())
 		}
-		if err == nil && g.token == 0 && isPatient {
-			g, err = a.wait(waiting)
+		if err == nil && a.token == 0 && isPatient {
+			err = a.wait(ctx, waiting)
 		}
-		switch {
-		case err == nil && g.token != 0:
-			return g, nil
-		case ctx.Err() != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-			return g, fmt.Errorf("%w: %q: %w", ErrBusy, a.key, context.Cause(ctx))
-		case ctx.Err() != nil:
-			return g, fmt.Errorf("redisnativelock: %q: %w", a.key, context.Cause(ctx))
+		switch why := context.Cause(ctx); {
+		case err == nil && a.token != 0:
+			return nil
+		case errors.Is(why, context.DeadlineExceeded):
+			return fmt.Errorf("%w: %q: %w", ErrBusy, a.key, why)
+		case why != nil:
+			return fmt.Errorf("redisnativelock: %q: %w", a.key, why)
 		case err != nil && (!isPatient || !mayPass(err)):
-			return g, translated(err)
-		case waiting.Err() != nil:
-			return g, fmt.Errorf("%w: %q", ErrBusy, a.key)
+			return translated(err)
+		case !isPatient, left(waiting) <= 0:
+			return fmt.Errorf("%w: %q", ErrBusy, a.key)
 		case err != nil:
 			slog.Warn("redisnativelock: it is asked for again", "key", a.key, "error", err)
-			if a.ear != nil {
-				// It may be at a server that is no primary any more.
-				a.ear.end(err)
-			}
-			select {
-			case <-waiting.Done():
-			case <-time.After(pauseAfter(tries)):
-			}
+			a.hear(waiting, waiting, pauseAfter(tries))
 		}
 	}
 }
 
-func left(ctx context.Context) time.Duration {
-	end, _ := ctx.Deadline()
+func left(waiting context.Context) time.Duration {
+	end, _ := waiting.Deadline()
 	return time.Until(end)
 }
 
-// giveUp makes sure that nothing is left of what was not had.
-func (a *attempt) giveUp() {
-	a.locks.forget(a)
-	if a.inDoubt {
-		go func() {
-			// It may not come before what it gives up.
-			a.sending.Wait()
-			a.locks.insist(func() []any { return a.command("RELEASE") }, a.locks.now()+max(a.lease, placeMax))
-		}()
+// within is how long an answer is waited for.
+func within(waiting context.Context) time.Duration {
+	return min(replyWithin, max(left(waiting), tryAtLeast))
+}
+
+// leave makes sure that nothing is left of what was not had.
+func (a *attempt) leave(err error) {
+	a.locks.forget(a.owner)
+	// What there is after SUPERSEDED is another's of this name.
+	if a.inDoubt && !errors.Is(err, ErrSuperseded) {
+		go a.insist(func() []any { return a.command("RELEASE") })
 	}
 }
 
 // send sends what may make a hold.
-func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (grant, error) {
-	was, sent := a.inDoubt, a.locks.now()
-	a.inDoubt = true
-	a.sending.Add(1)
-	reply, err := ask(ctx, within, func(ctx context.Context) (int64, error) {
-		defer a.sending.Done()
-		return do(ctx, client, args)
-	})
-	// What there is after SUPERSEDED is another's of this name.
-	a.inDoubt = code(err) != "SUPERSEDED" && (was || reply != 0 || err != nil && !isRefusal(err))
-	return grant{reply, sent, a.lease}, err
+func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (int64, error) {
+	a.validUntil = validUntil(a.locks.now(), a.lease)
+	reply, err := a.do(ctx, client, within, args)
+	a.inDoubt = a.inDoubt || reply != 0 || err != nil && !isRefusal(err)
+	return reply, err
 }
 
-// wait returns without a grant and without an error if the lock is to be asked for again.
-func (a *attempt) wait(ctx context.Context) (grant, error) {
-	node, err := ask(ctx, replyWithin, func(ctx context.Context) (*redis.Client, error) { return a.locks.node(ctx, a.key) })
+// wait returns without a token and without an error if the lock is to be asked for again.
+func (a *attempt) wait(ctx, waiting context.Context) error {
+	node, err := a.locks.node(ctx, a.key)
 	if err != nil {
-		return grant{}, err
+		return err
 	}
-	g, err := a.queue(ctx, node)
+	s := a.locks.listen(a, node)
+	err = a.queue(ctx, waiting, s)
 	if code(err) == "NOPERM" {
 		// It may not subscribe, or not publish to itself.
-		return a.block(ctx, node)
+		return a.block(ctx, waiting, node)
+	} else if err != nil && mayPass(err) && ctx.Err() == nil && left(waiting) > 0 {
+		// It may be at a server that is no primary any more.
+		s.ear.end(err)
 	}
-	return g, err
+	return err
 }
 
-// queue waits by a place in the queue.
-func (a *attempt) queue(ctx context.Context, node *redis.Client) (grant, error) {
-	within := replyWithin
-	if a.locks.listen(a, node) {
-		place := a.acquire("QUEUE", max(1, min(placeMax, left(ctx)).Milliseconds()), a.channel)
-		if g, err := a.send(ctx, a.locks.client, replyWithin, place); err != nil || g.token != 0 {
-			return g, err
-		}
-		a.inDoubt, within = true, askAgain
+// queue waits by a place in the queue, once the server is known to publish to us.
+func (a *attempt) queue(ctx, waiting context.Context, s *subscription) (err error) {
+	if a.hear(waiting, s.heard, replyWithin); s.heard.Err() == nil || s.ear.ctx.Err() != nil {
+		return context.Cause(s.ear.ctx)
 	}
-	told := a.hear(ctx, within)
-	if told.token != 0 {
-		return a.claim(ctx, grant{told.token, a.began, min(told.lease, a.lease)})
+	place := a.acquire("QUEUE", max(1, min(placeMax, left(waiting)).Milliseconds()), a.channel)
+	a.inDoubt = true
+	if a.token, err = a.send(ctx, a.locks.client, within(waiting), place); err != nil || a.token != 0 {
+		return err
 	}
-	// A refusal leaves nothing, and what there is then is another's of this name.
-	a.inDoubt = a.inDoubt && !isRefusal(told.err)
-	return grant{}, told.err
+	told := a.hear(waiting, s.ear.ctx, askAgain)
+	if told.token == 0 {
+		return told.err
+	}
+	// The lease is counted from the first request.
+	a.token, a.validUntil = told.token, validUntil(a.began, min(told.lease, a.lease))
+	return a.claim(ctx, waiting, told.lease)
+}
+
+// hear waits until it is told something, that context is over, or so much time.
+func (a *attempt) hear(waiting, over context.Context, within time.Duration) (m message) {
+	select {
+	case m = <-a.told:
+	case <-over.Done():
+		m.err = context.Cause(over)
+	case <-waiting.Done():
+	case <-time.After(within):
+	}
+	return m
 }
 
 // block waits by blocking a connection of its own, for users who may not subscribe.
-func (a *attempt) block(ctx context.Context, node *redis.Client) (grant, error) {
+func (a *attempt) block(ctx, waiting context.Context, node *redis.Client) (err error) {
 	options := *node.Options()
 	options.ReadTimeout, options.MaxRetries, options.PoolSize, options.MinIdleConns = -1, -1, 1, 0
 	own := redis.NewClient(&options)
 	defer own.Close()
-	block := max(1, min(blockMax, left(ctx)).Milliseconds())
-	g, err := a.send(ctx, own, blockMax+replyWithin, a.acquire("BLOCK", block))
-	if err != nil || g.token == 0 {
-		return g, err
+	command := a.acquire("BLOCK", max(1, min(blockMax, left(waiting)).Milliseconds()))
+	if a.token, err = a.send(waiting, own, blockMax+replyWithin, command); err != nil || a.token == 0 {
+		return err
 	}
-	return a.claim(ctx, g)
+	return a.claim(ctx, waiting, a.lease)
 }
 
-// claim makes sure of a grant after a wait, whose lease is counted from the first request. Work that has enough of that
-// left begins at once.
-func (a *attempt) claim(ctx context.Context, g grant) (grant, error) {
-	g.since = a.began
+// claim makes sure of a grant after a wait. Work that has enough of its first lease left begins at once.
+func (a *attempt) claim(ctx, waiting context.Context, lease time.Duration) error {
 	// In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
-	if !a.locks.isCluster && validUntil(g.since, g.lease)-a.locks.now() >= g.lease/4 {
-		return g, nil
+	if !a.locks.isCluster && a.validUntil-a.locks.now() >= lease/4 {
+		return nil
 	}
-	claimed, err := a.send(ctx, a.locks.client, replyWithin, a.renewal(g.token, a.lease))
-	if claimed.token == 1 {
-		claimed.token = g.token
+	reply, err := a.send(ctx, a.locks.client, within(waiting), a.renew(a.lease))
+	if reply != 1 {
+		a.token = 0
 	}
-	return claimed, err
+	return err
 }

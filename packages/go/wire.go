@@ -70,26 +70,7 @@ func translated(err error) error {
 	return fmt.Errorf("%w: %w", ours, err)
 }
 
-// A request is what is asked for, under a name that never asked before.
-type request struct {
-	settings
-	key, owner string
-}
-
-func (r request) command(name string, options ...any) []any {
-	return append([]any{"LOCK." + name, r.key, r.owner}, options...)
-}
-
-func (r request) acquire(how ...any) []any {
-	// With HOLD 1 it does no harm to send it again.
-	return append(append(r.command("ACQUIRE", "LEASE", r.lease.Milliseconds(), "HOLD", 1), r.mode...), how...)
-}
-
-func (r request) renewal(token int64, lease time.Duration) []any {
-	return r.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", token)
-}
-
-func (r request) release(token int64) []any { return r.command("RELEASE", "FENCE", token) }
+var started = time.Now()
 
 func newOwner() string {
 	random := make([]byte, 16)
@@ -118,14 +99,14 @@ type toldError string
 func (e toldError) Error() string { return string(e) }
 func (toldError) RedisError()     {}
 
-// parsed reads five netstrings: database, key, owner, result, first lease in ms.
-func parsed(payload string) (m message, ok bool) {
+// parsed reads five netstrings: database, key, owner, result, first lease in ms. What is no such message has no owner.
+func parsed(payload string) (m message) {
 	var parts [5]string
 	for i := range parts {
 		digits, rest, _ := strings.Cut(payload, ":")
 		length, err := strconv.Atoi(digits)
 		if err != nil || length < 0 || length >= len(rest) {
-			return m, false
+			return m
 		}
 		parts[i], payload = rest[:length], rest[length+1:]
 	}
@@ -135,9 +116,9 @@ func parsed(payload string) (m message, ok bool) {
 	} else {
 		m.token, _ = strconv.ParseInt(parts[3], 10, 64)
 	}
-	lease, err := strconv.Atoi(parts[4])
+	lease, _ := strconv.Atoi(parts[4])
 	m.lease = time.Duration(lease) * time.Millisecond
-	return m, err == nil
+	return m
 }
 
 // slotOf is the slot of a cluster in which a key is.
@@ -157,15 +138,12 @@ func slotOf(key string) int {
 	return int(crc) % 16384
 }
 
-// tags has a word for each slot that is in it.
+// tags has a number for each slot that is in it.
 var tags = sync.OnceValue(func() *[16384]string {
 	var words [16384]string
-	for number, missing := 0, len(words); missing > 0; number++ {
+	for number := range 110_000 {
 		word := strconv.Itoa(number)
-		if at := &words[slotOf(word)]; *at == "" {
-			*at = word
-			missing--
-		}
+		words[slotOf(word)] = word
 	}
 	return &words
 })

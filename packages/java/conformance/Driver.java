@@ -42,11 +42,14 @@ import redisnativelock.*;
 import redisnativelock.jedis.JedisAccess;
 import redisnativelock.lettuce.LettuceAccess;
 import redisnativelock.spi.RedisAccess;
-import redisnativelock.spi.ServerError;
 
 /** Does with this package what the conformance suite says, a thread for each call. */
 public final class Driver {
   private static final Gson JSON = new Gson();
+  private static final Map<String, String> NAMES = Map.of(NativeLockException.LOST, "LockLost",
+      NativeLockException.DEADLOCK, "Deadlock", NativeLockException.NOT_SAFE, "NotSafe",
+      NativeLockException.SUPERSEDED, "Superseded", NativeLockException.NO_MODULE, "NoModule",
+      NativeLockException.UNANSWERED, "Unavailable", "NOPERM", "NoPermission");
 
   /** The error of the work of a {@code run}. */
   private static final class WorkFailed extends Exception {
@@ -114,28 +117,16 @@ public final class Driver {
   }
 
   private static String name(Throwable error) {
-    Throwable cause = error instanceof NativeLockException ? error.getCause() : error;
-    if (error instanceof Busy) {
+    if (error instanceof NativeLockException known) {
+      return NAMES.getOrDefault(known.code(), "Other");
+    } else if (error instanceof Busy) {
       return "LockBusy";
-    } else if (error instanceof LockLostException) {
-      return "LockLost";
-    } else if (error instanceof DeadlockException) {
-      return "Deadlock";
-    } else if (error instanceof NotSafeException) {
-      return "NotSafe";
-    } else if (error instanceof SupersededException) {
-      return "Superseded";
-    } else if (error instanceof NoModuleException) {
-      return "NoModule";
     } else if (error instanceof InterruptedException) {
       return "Cancelled";
     } else if (error instanceof WorkFailed) {
       return "WorkFailed";
-    } else if (cause instanceof ServerError refusal) {
-      return refusal.code().equals("NOPERM") ? "NoPermission" : "Other";
     }
-    boolean isOfConnection = cause instanceof IOException || String.valueOf(cause).matches("(?s).*(Connect|pool).*");
-    return error instanceof UnsupportedOperationException ? "Unsupported" : isOfConnection ? "Unavailable" : "Other";
+    return error instanceof UnsupportedOperationException ? "Unsupported" : "Other";
   }
 
   /** Returns null where the answer comes later, or never. */

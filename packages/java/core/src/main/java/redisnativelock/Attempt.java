@@ -1,117 +1,130 @@
 package redisnativelock;
 
-import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
 import redisnativelock.Wire.Told;
 import redisnativelock.spi.RedisAccess.Link;
-import redisnativelock.spi.ServerError;
 
-/** One attempt to take a lock, in the thread that asks for it. */
+/** One attempt to take a lock, in the thread that asks for it, under a name that never asked before. */
 final class Attempt {
   static final long FOREVER = Long.MAX_VALUE;
   static final long REPLY_WITHIN = 5_000 * Wire.MILLISECOND;
-  /** How long a thread waits for what it gives back, which then goes on in the background. */
-  static final long RELEASE_WITHIN = 500 * Wire.MILLISECOND;
-  static final Long DONE = 1L;
   /** A place is asked for so long, again and again. */
   private static final long PLACE_MAX = 300_000 * Wire.MILLISECOND;
   /** How often a place is asked for again while nothing is heard: a message may be lost. */
   private static final long ASK_AGAIN = 10_000 * Wire.MILLISECOND;
   private static final long BLOCK_MAX = 86_400_000 * Wire.MILLISECOND;
-  private static final Set<String> PASSING =
-      Set.of("UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS");
+  /** After these the same request may succeed. */
+  static final Set<String> PASSING = Set.of(NativeLockException.UNANSWERED, NativeLockException.NOT_SAFE,
+      "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN");
 
-  private static final Told GONE = new Told(null, null, 0, 0, null);
-
-  /** A hold that the server told of: granted no earlier than {@code since}, and its lease counts from then on. */
-  record Grant(long token, long since, long lease) {}
-
+  final NativeLock lock;
+  final String owner = UUID.randomUUID().toString();
+  final long lease;
+  final boolean isRenewed;
+  /** The grant: its token, which is 0 before, and until when it is relied upon. */
+  long token;
+  long validUntil;
   private final Locks locks;
-  final Request request;
+  private final byte[] channel;
   private final long wait;
   private final boolean isInterruptible;
-  private final long firstSent = System.nanoTime();
+  private final long began = System.nanoTime();
   /** Whether the server may have a place or a hold for it. */
   private boolean isInDoubt;
-  private CompletableFuture<Object> underWay = CompletableFuture.completedFuture(null);
-  private volatile CompletableFuture<Told> heard = new CompletableFuture<>();
-  private volatile Ear ear;
+  private Ear ear;
+  /** What is sent goes one after the other: nothing that is late undoes anything. */
+  private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
 
-  Attempt(Locks locks, Request request, long wait, boolean isInterruptible) {
-    this.locks = locks;
-    this.request = request;
+  Attempt(NativeLock lock, long lease, boolean isRenewed, long wait, boolean isInterruptible) {
+    this.lock = lock;
+    this.locks = lock.locks;
+    this.channel = locks.channel(lock.key);
+    this.lease = lease;
+    this.isRenewed = isRenewed;
     this.wait = wait;
     this.isInterruptible = isInterruptible;
   }
 
-  /** Whether the same request may succeed later. */
-  static boolean mayPass(Throwable error) {
-    return error instanceof IOException || error instanceof ServerError refusal && PASSING.contains(refusal.code());
+  /** With HOLD 1 it does no harm to send it again. */
+  private byte[][] acquire(Object... how) {
+    List<Object> words = new ArrayList<>(
+        List.of("LOCK.ACQUIRE", lock.key, owner, "LEASE", Wire.milliseconds(lease), "HOLD", 1));
+    words.addAll(List.of(how));
+    if (lock.limit > 1) {
+      words.addAll(lock.limit == NativeLock.SHARED ? List.of("SHARED") : List.of("LIMIT", lock.limit));
+    }
+    return Wire.command(words.toArray());
   }
 
-  /** Returns null where the lock was not had in time. */
-  Grant take() throws InterruptedException {
-    Grant grant = null;
-    boolean isCut = true;
-    locks.waits.put(request.owner(), this);
+  byte[][] renew(long nanos) {
+    return Wire.command("LOCK.RENEW", lock.key, owner, "LEASE", Wire.milliseconds(nanos), "FENCE", token);
+  }
+
+  byte[][] release() {
+    return Wire.command("LOCK.RELEASE", lock.key, owner, "FENCE", token);
+  }
+
+  /** Returns whether the lock was had in time. If not, it leaves no place and no hold behind. */
+  boolean take() throws InterruptedException {
     try {
       if (isInterruptible && Thread.interrupted()) {
         throw new InterruptedException();
       }
-      grant = loop();
-      isCut = false;
-      return grant;
-    } catch (InterruptedException interrupt) {
-      throw interrupt;
-    } catch (Exception error) {
-      throw NativeLockException.of(request.name(), error);
+      loop();
+      return token > 0;
     } finally {
-      if (grant == null) {
-        giveUp(isCut);
+      if (token == 0) {
+        locks.waits.remove(owner);
+      }
+      if (token == 0 && isInDoubt) {
+        insist(() -> Wire.command("LOCK.RELEASE", lock.key, owner));
       }
     }
   }
 
-  private Grant loop() throws Exception {
-    // Who does not wait needs no subscription.
-    boolean triesOnce = wait <= 0 || locks.listening(request.key()) == null;
+  private void loop() throws InterruptedException {
     for (int failures = 0; ; failures++) {
       try {
-        Grant grant = triesOnce ? ask(request.acquire()) : queue();
-        if (grant != null || left() <= 0) {
-          return grant;
+        // Who listens already asks for a place at once. By this the client library learns where the key is now.
+        token = wait > 0 && locks.listening(channel) != null ? 0 : ask(acquire());
+        if (token == 0 && wait > 0) {
+          queue();
         }
-        triesOnce = false;
-      } catch (ServerError | IOException failure) {
-        if (wait > 0 && left() <= 0 && failure.getCause() instanceof TimeoutException) {
-          return null;
-        } else if (left() <= 0 || !mayPass(failure)) {
+        if (token > 0 || left() <= 0) {
+          return;
+        }
+      } catch (NativeLockException failure) {
+        // What there is after SUPERSEDED is another's of this name.
+        isInDoubt &= !failure.code().equals(NativeLockException.SUPERSEDED);
+        if (wait > 0 && left() <= 0 && failure.code().equals(NativeLockException.UNANSWERED)) {
+          return;
+        } else if (left() <= 0 || !PASSING.contains(failure.code())) {
           throw failure;
         }
-        Background.warn(request.name() + " is asked for again", failure);
+        Background.warn(lock.getName() + " is asked for again", failure);
         if (ear != null) {
           // It may be at a server that is no primary any more.
           ear.end(failure);
-          ear = null;
         }
-        // By a command the client library learns where the key is now.
-        triesOnce = true;
-        pause(Background.pause(failures));
+        await(Background.after(Math.min(Background.pause(failures), left())), FOREVER);
       }
     }
   }
 
   private long left() {
-    return wait == FOREVER ? FOREVER : firstSent + wait - System.nanoTime();
+    return wait == FOREVER ? FOREVER : began + wait - System.nanoTime();
   }
 
   private long within() {
     return wait <= 0 ? REPLY_WITHIN : Math.min(REPLY_WITHIN, Math.max(left(), 50 * Wire.MILLISECOND));
   }
 
-  private <T> T await(CompletableFuture<T> future, long nanos) throws Exception {
+  private <T> T await(CompletableFuture<T> future, long nanos) throws InterruptedException {
     try {
       return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : Background.join(future, nanos);
     } catch (ExecutionException | TimeoutException failure) {
@@ -119,129 +132,102 @@ final class Attempt {
     }
   }
 
-  private void pause(long nanos) throws Exception {
-    await(Background.after(Math.min(nanos, left())), FOREVER);
-  }
-
-  private Grant ask(byte[][] command) throws Exception {
+  private long ask(byte[][] command) throws InterruptedException {
     return ask(() -> locks.send(command, REPLY_WITHIN), within());
   }
 
-  /** What it is answered with: a token, or 0 for a place; else null. */
-  private Grant ask(Supplier<CompletableFuture<Object>> send, long within) throws Exception {
+  /** What it is answered with, and 0 for null. */
+  private long ask(Supplier<CompletableFuture<Object>> send, long within) throws InterruptedException {
     boolean wasInDoubt = isInDoubt;
     isInDoubt = true;
-    long sent = System.nanoTime();
-    underWay = send.get();
+    validUntil = System.nanoTime() + Wire.reliedUpon(lease);
     try {
-      Long reply = (Long) await(underWay, within);
+      Long reply = (Long) await(next(send), within);
       isInDoubt = wasInDoubt || reply != null;
-      return reply == null ? null : new Grant(reply, sent, request.lease());
-    } catch (ServerError error) {
-      // What there is after SUPERSEDED is another's of this name.
-      isInDoubt = !error.code().equals("SUPERSEDED") && (wasInDoubt || !isRefusal(error));
+      return reply == null ? 0 : reply;
+    } catch (NativeLockException error) {
+      isInDoubt = wasInDoubt || !error.isRefusal();
       throw error;
     }
   }
 
-  /** Whether the server has answered that the command has changed nothing. */
-  static boolean isRefusal(Throwable error) {
-    return error instanceof ServerError refusal && !refusal.code().equals("NOREPLICAS");
-  }
-
-  /** Waits by a place in the queue. Returns null if it is to be asked for again. */
-  private Grant queue() throws Exception {
-    byte[] channel = locks.channel(request.key());
-    heard = new CompletableFuture<>();
-    Grant grant;
+  /** Waits by a place in the queue. There is no token after it if that is to be asked for again. */
+  private void queue() throws InterruptedException {
+    CompletableFuture<Told> heard = new CompletableFuture<>();
+    locks.waits.put(owner, heard);
     try {
-      Ear known = ear == null ? locks.listening(request.key()) : null;
-      if (ear != null) {
-        // Nothing was heard there.
-        await(ear.ping(), within());
+      ear = locks.listening(channel);
+      if (ear == null) {
+        ear = locks.ear(lock.key, await(locks.access.node(lock.key), within()));
       }
-      ear = known != null ? known : locks.ear(request.key(), await(locks.access.node(request.key()), within()));
       await(ear.subscribe(channel), within());
-      grant = ask(request.acquire("QUEUE", Wire.milliseconds(Math.min(PLACE_MAX, left())), channel));
-    } catch (ServerError error) {
+      token = ask(acquire("QUEUE", Wire.milliseconds(Math.min(PLACE_MAX, left())), channel));
+    } catch (NativeLockException error) {
       if (error.code().equals("NOPERM")) {
         // It may not subscribe, or not publish to itself.
-        return block();
+        block();
+        return;
       }
       throw error;
     }
-    if (grant == null || grant.token() > 0) {
-      return grant;
+    if (token > 0) {
+      return;
     }
     // Nothing is told where its time is over, or the message was lost.
-    Told told = await(heard.completeOnTimeout(GONE, Math.min(ASK_AGAIN, left()), TimeUnit.NANOSECONDS), FOREVER);
+    long patience = Math.min(ASK_AGAIN, left());
+    Told told = (Told) await(CompletableFuture.anyOf(heard, ear.ended)
+        .completeOnTimeout(Wire.GONE, patience, TimeUnit.NANOSECONDS), FOREVER);
     if (told.error() != null) {
-      ServerError error = new ServerError(told.error(), null);
-      // A refusal leaves nothing, and what there is then is another's of this name.
-      isInDoubt = !isRefusal(error);
-      throw error;
+      throw NativeLockException.replied(told.error(), null);
     }
-    if (told.token() == 0) {
-      // The server has forgotten it, or the subscription has ended.
-      pause(10 * Wire.MILLISECOND);
-      return null;
+    if (told.token() > 0) {
+      // The owner is new, so the grant came after its first request.
+      validUntil = began + Wire.reliedUpon(Math.min(told.lease(), lease));
+      claim(told.token(), told.lease());
+    } else if (left() > 0) {
+      ear.doubt(channel);
     }
-    return claim(told.token(), Math.min(told.lease(), request.lease()));
   }
 
-  private Grant claim(long token, long lease) throws Exception {
-    // The owner is new, so the grant came after its first request. In a cluster other nodes of a shard pass on what
-    // their primary may have taken back: there it claims first.
-    boolean isSure = locks.access.slot(request.key()) < 0;
-    if (isSure && firstSent + Wire.reliedUpon(lease) - System.nanoTime() >= lease / 4) {
-      return new Grant(token, firstSent, lease);
+  /** Makes sure of a grant after a wait. Work that has enough of its first lease left begins at once. */
+  private void claim(long granted, long first) throws InterruptedException {
+    token = granted;
+    // In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
+    boolean isSure = isRenewed && locks.access.slot(lock.key) < 0;
+    if (!isSure || validUntil - System.nanoTime() < first / 4) {
+      byte[][] renewal = renew(lease);
+      token = 0;
+      token = ask(renewal) == 1 ? granted : 0;
     }
-    Grant claimed = ask(request.renew(token, request.lease()));
-    return claimed.token() == 1 ? new Grant(token, claimed.since(), request.lease()) : null;
   }
 
   /** Waits by blocking a connection of its own, for users who may not subscribe. */
-  private Grant block() throws Exception {
+  private void block() throws InterruptedException {
     CompletableFuture<Object> ended = new CompletableFuture<>();
-    CompletableFuture<Link> opening = locks.access.open(request.key(), message -> {}, ended::completeExceptionally);
+    CompletableFuture<Link> opening = locks.access.open(lock.key, message -> {}, ended::completeExceptionally);
     try {
       Link link = await(opening, within());
       long left = Math.min(BLOCK_MAX, left());
-      byte[][] command = request.acquire("BLOCK", Wire.milliseconds(left));
-      Grant grant = ask(() -> CompletableFuture.anyOf(link.send(command), ended), left + REPLY_WITHIN);
-      return grant == null ? null : claim(grant.token(), grant.lease());
+      byte[][] command = acquire("BLOCK", Wire.milliseconds(left));
+      long granted = ask(() -> CompletableFuture.anyOf(link.send(command), ended), left + REPLY_WITHIN);
+      if (granted > 0) {
+        claim(granted, lease);
+      }
     } finally {
       opening.thenAccept(Link::close);
     }
   }
 
-  /** Leaves no place and no hold behind. Whoever was interrupted does not wait for that. */
-  private void giveUp(boolean isCut) {
-    forget();
-    if (isInDoubt) {
-      long until = System.nanoTime() + Math.max(request.lease(), PLACE_MAX);
-      CompletableFuture<?> ended = underWay.handle((reply, error) -> null)
-          .thenCompose(done -> locks.insist(request.name(), request::giveUp, until, 0));
-      try {
-        Background.join(ended, isCut ? 0 : RELEASE_WITHIN);
-      } catch (ExecutionException | TimeoutException goesOn) {
-        // In the background.
-      }
-    }
+  /** Sends after all that was sent before is answered. */
+  synchronized CompletableFuture<Object> next(Supplier<CompletableFuture<Object>> send) {
+    last = last.handle((reply, error) -> null).thenCompose(before -> send.get());
+    return last;
   }
 
-  void forget() {
-    locks.waits.remove(request.owner(), this);
-  }
-
-  void hear(Told told) {
-    heard.complete(told);
-  }
-
-  /** The subscription has ended: whoever was heard there asks again. */
-  void wake(Ear ended) {
-    if (ear == ended) {
-      heard.complete(GONE);
-    }
+  /** Sends what gives the lock back, for which nothing is heard any more. */
+  CompletableFuture<Object> insist(Supplier<byte[][]> command) {
+    locks.waits.remove(owner);
+    long until = System.nanoTime() + Math.max(lease, PLACE_MAX);
+    return next(() -> locks.insist(lock.getName(), command, until, 0));
   }
 }

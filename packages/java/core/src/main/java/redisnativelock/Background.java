@@ -1,7 +1,6 @@
 package redisnativelock;
 
 import java.util.concurrent.*;
-import redisnativelock.spi.RedisAccess;
 
 /** What is done beside the threads that lock. */
 final class Background {
@@ -15,12 +14,6 @@ final class Background {
 
   static CompletableFuture<Void> after(long nanos) {
     return new CompletableFuture<Void>().completeOnTimeout(null, Math.max(0, nanos), TimeUnit.NANOSECONDS);
-  }
-
-  static Future<?> later(long nanos, Runnable work) {
-    CompletableFuture<Void> timer = after(nanos);
-    timer.thenRunAsync(work, RedisAccess.THREADS);
-    return timer;
   }
 
   /** Waits for it, though the thread be interrupted: that is told to it afterwards. */

@@ -1,6 +1,5 @@
 package redisnativelock;
 
-import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -9,20 +8,13 @@ import redisnativelock.spi.RedisAccess.Link;
 
 /** The subscription to one server, which all waits there share. It ends with its connection; who waits asks anew. */
 final class Ear {
-  private static final byte[][] PING = Wire.command("PING");
-
-  private final Locks locks;
   private final CompletableFuture<Link> opened = new CompletableFuture<>();
   /** Each ends when the server has answered whether it publishes there to us. */
   private final Map<ByteBuffer, CompletableFuture<?>> channels = new ConcurrentHashMap<>();
-  private volatile boolean hasEnded;
+  final CompletableFuture<Wire.Told> ended = new CompletableFuture<>();
 
-  Ear(Locks locks) {
-    this.locks = locks;
-  }
-
-  void open(byte[] key) {
-    locks.access.open(key, this::hear, this::end).whenComplete((link, error) -> {
+  void open(Locks locks, byte[] key) {
+    locks.access.open(key, locks::hear, this::end).whenComplete((link, error) -> {
       if (error != null) {
         end(error);
       } else if (!opened.complete(link)) {
@@ -32,39 +24,29 @@ final class Ear {
   }
 
   CompletableFuture<?> subscribe(byte[] channel) {
-    ByteBuffer name = ByteBuffer.wrap(channel);
-    CompletableFuture<?> answer =
-        channels.computeIfAbsent(name, absent -> opened.thenCompose(link -> link.subscribe(channel)));
-    // What was refused may be allowed later.
-    answer.exceptionally(error -> {
-      channels.remove(name);
-      return null;
+    CompletableFuture<?> answer = channels.computeIfAbsent(ByteBuffer.wrap(channel),
+        absent -> opened.thenCompose(link -> link.subscribe(channel)));
+    return answer.whenComplete((done, refused) -> {
+      if (refused != null) {
+        // What was refused may be allowed later.
+        end(refused);
+      }
     });
-    return hasEnded ? CompletableFuture.failedFuture(new IOException("the subscription has ended")) : answer;
-  }
-
-  /** Whether the server is still there. */
-  CompletableFuture<?> ping() {
-    return hasEnded ? CompletableFuture.completedFuture(null) : opened.thenCompose(link -> link.send(PING));
   }
 
   boolean hears(byte[] channel) {
     CompletableFuture<?> answer = channels.get(ByteBuffer.wrap(channel));
-    return !hasEnded && answer != null && answer.isDone() && !answer.isCompletedExceptionally();
+    return !ended.isDone() && answer != null && answer.isDone() && !answer.isCompletedExceptionally();
   }
 
-  private void hear(byte[] message) {
-    Wire.Told told = Wire.told(message);
-    if (told != null) {
-      locks.hear(told);
-    }
+  /** Where nothing was heard, the server is asked whether it still publishes there to us. */
+  void doubt(byte[] channel) {
+    channels.remove(ByteBuffer.wrap(channel));
   }
 
   void end(Throwable why) {
-    if (!hasEnded) {
-      hasEnded = true;
-      locks.forget(this);
-      IOException end = new IOException("the subscription has ended", why);
+    if (ended.complete(Wire.GONE)) {
+      var end = new NativeLockException(NativeLockException.UNANSWERED, "the subscription has ended: " + why, why);
       opened.completeExceptionally(end);
       channels.values().forEach(answer -> answer.completeExceptionally(end));
       opened.thenAccept(Link::close);

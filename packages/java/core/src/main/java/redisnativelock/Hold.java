@@ -1,5 +1,7 @@
 package redisnativelock;
 
+import static redisnativelock.NativeLockException.LOST;
+
 import java.time.Duration;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
@@ -7,63 +9,51 @@ import redisnativelock.spi.RedisAccess;
 
 /** A lock that is held. It is renewed in the background, and may be given back by any thread. */
 public final class Hold {
-  /** When a short first lease is claimed. Work that is done sooner spares that. */
-  private static final long CLAIM_AFTER = 20 * Wire.MILLISECOND;
-  private static final long NEVER = Long.MAX_VALUE / 4;
+  /** How long a thread waits for what it gives back, which then goes on in the background. */
+  private static final long RELEASE_WITHIN = 500 * Wire.MILLISECOND;
+  private static final Long DONE = 1L;
 
-  private final Locks locks;
-  private final Attempt attempt;
-  final Request request;
-  /** How often its thread has entered. */
+  final Attempt attempt;
+  /** The thread whose hold this is, or null, and how often it has entered. */
+  volatile Thread thread;
   int depth;
-  private final long token;
-  /** The thread whose hold this is, or null. */
-  private final Thread thread;
+  private final Locks locks;
   private final long grantedAt = System.nanoTime();
   private final CompletableFuture<Void> lost = new CompletableFuture<>();
   private volatile long lease;
   /** The shortest lease of a renewal that was not answered. */
   private long unanswered = Long.MAX_VALUE;
   private long validUntil;
-  private long renewAt;
-  private boolean isClaimed;
-  private int failures;
   private boolean isOver;
   /** Why it is lost, if it is. */
   private volatile String why;
   private Future<?> timer = CompletableFuture.completedFuture(null);
-  /** What is sent for it goes one after the other: a renewal that is late undoes nothing. */
-  private CompletableFuture<?> last = CompletableFuture.completedFuture(null);
 
-  Hold(Locks locks, Attempt attempt, Attempt.Grant grant, Thread thread) {
-    this.locks = locks;
+  Hold(Attempt attempt) {
     this.attempt = attempt;
-    this.thread = thread;
-    request = attempt.request;
-    token = grant.token();
-    lease = request.lease();
-    validUntil = grant.since() + Wire.reliedUpon(grant.lease());
-    isClaimed = grant.lease() >= lease;
-    renewIn(isClaimed ? grant.since() - grantedAt + lease / 3 : Math.min(CLAIM_AFTER, (validUntil - grantedAt) / 4));
+    locks = attempt.lock.locks;
+    lease = attempt.lease;
+    validUntil = attempt.validUntil;
+    schedule();
   }
 
   public String key() {
-    return request.name();
+    return attempt.lock.getName();
   }
 
   /** The name under which the server knows this hold. */
   public String owner() {
-    return request.owner();
+    return attempt.owner;
   }
 
   /** The fencing token: hand it to what you write to, and let that refuse a smaller one than it has seen. */
   public long token() {
-    return token;
+    return attempt.token;
   }
 
   /** How long the hold can be relied upon, if no renewal succeeds. */
   public synchronized Duration validFor() {
-    return Duration.ofNanos(look() ? 0 : Math.max(0, validUntil - System.nanoTime()));
+    return Duration.ofNanos(look() ? 0 : Math.max(0, left()));
   }
 
   public synchronized boolean isLost() {
@@ -80,8 +70,8 @@ public final class Hold {
     return lost.copy();
   }
 
-  LockLostException loss() {
-    return new LockLostException("the lock " + key() + " is lost: " + (why == null ? "it was released" : why), null);
+  NativeLockException loss() {
+    return new NativeLockException(LOST, key() + " is lost: " + (why == null ? "it was released" : why), null);
   }
 
   /** Renews it now, for its lease. */
@@ -90,123 +80,109 @@ public final class Hold {
   }
 
   /**
-   * Renews it now, for this lease, which is kept up from now on if this hold is renewed.
-   *
-   * @throws LockLostException if it is over
+   * Renews it now, for this lease, which is kept up from now on if this hold is renewed. The error is {@link
+   * NativeLockException#LOST} if it is over.
    */
   public void renew(Duration newLease) {
     long nanos = Locks.checked(newLease);
     try {
       Background.join(renew(nanos), Attempt.REPLY_WITHIN);
     } catch (ExecutionException | TimeoutException failure) {
-      Throwable error = locks.meaning(failure);
-      throw error instanceof LockLostException ? loss() : NativeLockException.of(key(), error);
+      throw locks.meaning(failure);
     }
   }
 
-  private CompletableFuture<Void> renew(long newLease) {
-    return next(() -> sendRenewal(newLease));
+  private CompletableFuture<Object> renew(long newLease) {
+    return attempt.next(() -> sendRenewal(newLease));
   }
 
-  private synchronized <T> CompletableFuture<T> next(Supplier<CompletableFuture<T>> work) {
-    CompletableFuture<T> done = last.handle((before, error) -> null).thenCompose(before -> work.get());
-    last = done;
-    return done;
-  }
-
-  private synchronized CompletableFuture<Void> sendRenewal(long newLease) {
+  private synchronized CompletableFuture<Object> sendRenewal(long newLease) {
     if (look()) {
       return CompletableFuture.failedFuture(loss());
     }
     long sent = System.nanoTime();
     // Until it is answered the shorter of the two leases is relied upon.
     validUntil = Math.min(validUntil, sent + Wire.reliedUpon(newLease));
-    long within = Math.min(Attempt.REPLY_WITHIN, Math.max(validUntil - sent, 100 * Wire.MILLISECOND) / 2);
-    return locks.send(request.renew(token, newLease), within)
+    long within = Math.min(Attempt.REPLY_WITHIN, Math.max(left(), 100 * Wire.MILLISECOND) / 2);
+    return locks.send(attempt.renew(newLease), within)
         .handle((reply, failure) -> renewed(newLease, sent, reply, failure));
   }
 
-  private synchronized Void renewed(long newLease, long sent, Object reply, Throwable failure) {
-    if (failure == null && !Attempt.DONE.equals(reply) && !isOver) {
+  private synchronized Object renewed(long newLease, long sent, Object reply, Throwable failure) {
+    if (failure == null && !DONE.equals(reply) && !isOver) {
       lose("the server does not know this hold any more");
     }
     if (look()) {
       throw loss();
     }
-    // One that is not answered may come yet, and leave its lease.
-    long left = Math.min(newLease, unanswered);
-    if (failure == null) {
+    NativeLockException error = failure == null ? null : locks.meaning(failure);
+    if (error == null || !error.isRefusal()) {
       lease = newLease;
-      isClaimed = true;
-      failures = 0;
-      validUntil = sent + Wire.reliedUpon(left);
-      renewIn(sent - System.nanoTime() + left / 3);
-      return null;
     }
-    Throwable error = locks.meaning(failure);
-    Background.warn(key() + " is not renewed", error);
-    if (!Attempt.isRefusal(error)) {
-      lease = newLease;
-      unanswered = left;
+    if (error == null) {
+      validUntil = sent + Wire.reliedUpon(Math.min(newLease, unanswered));
+    } else {
+      Background.warn(key() + " is not renewed", error);
+      // One that is not answered may come yet, and leave its lease.
+      unanswered = error.isRefusal() ? unanswered : Math.min(newLease, unanswered);
     }
-    renewIn(Math.min(Background.pause(failures++), (validUntil - System.nanoTime()) / 8));
-    throw new CompletionException(error);
-  }
-
-  /** What is not renewed is claimed all the same. */
-  private void renewIn(long nanos) {
-    renewAt = System.nanoTime() + (isClaimed && !request.isRenewed() ? NEVER : nanos);
     schedule();
+    if (error != null) {
+      throw error;
+    }
+    return reply;
   }
 
+  private long left() {
+    return validUntil - System.nanoTime();
+  }
+
+  /** Renews it when a third of the lease is over, and soon where less than that leaves is left. */
   private void schedule() {
-    timer.cancel(false);
-    long at = renewAt - validUntil > 0 ? validUntil : renewAt;
-    timer = Background.later(at - System.nanoTime(), this::tick);
+    long left = left();
+    wakeIn(attempt.isRenewed ? Math.max(left - lease / 3 * 2, Math.min(lease / 30, left / 4)) : left);
   }
 
-  private synchronized void tick() {
-    if (look()) {
-      return;
+  private void wakeIn(long nanos) {
+    timer.cancel(false);
+    CompletableFuture<Void> next = Background.after(nanos);
+    next.thenRunAsync(this::tick, RedisAccess.THREADS);
+    timer = next;
+  }
+
+  private void tick() {
+    synchronized (this) {
+      if (thread != null && !thread.isAlive() && !isOver) {
+        lose("its thread has ended");
+      }
+      if (look()) {
+        return;
+      }
+      wakeIn(left());
     }
-    if (thread != null && !thread.isAlive()) {
-      lose("its thread has ended");
-      return;
-    }
-    if (renewAt - System.nanoTime() <= 0) {
-      // Not again until that is over.
-      renewAt += NEVER;
+    if (attempt.isRenewed) {
       renew(lease);
     }
-    schedule();
   }
 
   /** Returns whether it is over, and tells so if that is new. */
   private boolean look() {
-    if (!isOver && validUntil - System.nanoTime() <= 0) {
+    if (!isOver && left() <= 0) {
       lose("its lease is over");
     }
     return isOver;
   }
 
   private void lose(String reason) {
-    tell(reason);
-    // A renewal that got no answer may come late.
-    end(() -> request.release(token));
-  }
-
-  private void tell(String reason) {
-    why = reason;
-    Background.warn(loss().getMessage(), null);
-    RedisAccess.THREADS.execute(() -> lost.complete(null));
-  }
-
-  private CompletableFuture<Object> end(Supplier<byte[][]> command) {
     isOver = true;
     timer.cancel(false);
-    attempt.forget();
-    long until = System.nanoTime() + lease;
-    return next(() -> locks.insist(key(), command, until, 0));
+    why = reason;
+    Background.warn(loss().getMessage(), null);
+    RedisAccess.THREADS.execute(() -> {
+      // A renewal that got no answer may come late.
+      attempt.insist(attempt::release);
+      lost.complete(null);
+    });
   }
 
   /**
@@ -215,26 +191,27 @@ public final class Hold {
    * @return whether this is known to have ended the hold
    */
   public boolean release() {
-    return release(Duration.ofNanos(request.atLeast() - (System.nanoTime() - grantedAt)));
+    return release(Duration.ofNanos(attempt.lock.atLeast.toNanos() - (System.nanoTime() - grantedAt)));
   }
 
   /** The same, but the lock stays taken for so long from now on, if that is positive. */
   public boolean release(Duration keep) {
-    CompletableFuture<Object> reply;
+    long keptUntil = System.nanoTime() + keep.toNanos();
     synchronized (this) {
       if (look()) {
         return false;
       }
-      long keptUntil = System.nanoTime() + keep.toNanos();
-      reply = end(() -> {
-        long rest = keptUntil - System.nanoTime();
-        return rest > 0 ? request.renew(token, rest) : request.release(token);
-      });
+      isOver = true;
+      timer.cancel(false);
     }
+    Supplier<byte[][]> command = () -> {
+      long rest = keptUntil - System.nanoTime();
+      return rest > 0 ? attempt.renew(rest) : attempt.release();
+    };
     try {
-      boolean isEnded = Attempt.DONE.equals(Background.join(reply, Attempt.RELEASE_WITHIN));
+      boolean isEnded = DONE.equals(Background.join(attempt.insist(command), RELEASE_WITHIN));
       if (!isEnded) {
-        tell("it was over before its work");
+        lose("it was over before its work");
       }
       return isEnded;
     } catch (ExecutionException isLogged) {

@@ -19,7 +19,8 @@ public final class Locks implements AutoCloseable {
   private static final Map<Integer, String> TAGS = new ConcurrentHashMap<>();
 
   final RedisAccess access;
-  final Map<String, Attempt> waits = new ConcurrentHashMap<>();
+  /** What those hear who wait, by owner; those who waited and hold are here, too. */
+  final Map<String, CompletableFuture<Wire.Told>> waits = new ConcurrentHashMap<>();
   /** What this thread has entered, by key: its outermost holds. */
   final ThreadLocal<Map<ByteBuffer, Hold>> entered = ThreadLocal.withInitial(HashMap::new);
   private final Duration lease;
@@ -70,30 +71,30 @@ public final class Locks implements AutoCloseable {
   }
 
   /** What an error means, without what futures put around it. */
-  Exception meaning(Throwable error) {
+  NativeLockException meaning(Throwable error) {
     boolean isWrapped = error instanceof CompletionException || error instanceof ExecutionException;
     if (isWrapped && error.getCause() != null) {
       return meaning(error.getCause());
+    } else if (error instanceof TimeoutException) {
+      return new NativeLockException(NativeLockException.UNANSWERED, "no answer in time", error);
     }
-    Throwable meant = error instanceof TimeoutException ? new java.io.IOException("no answer in time", error)
-        : access.meaning(error);
-    return meant instanceof Exception known ? known : new IllegalStateException(meant);
+    return error instanceof NativeLockException known ? known : access.meaning(error);
   }
 
-  /** Asks for the module's version, where that is allowed and it tells it: 0.2 is the least. */
+  /** Asks once for the module's version, where that is allowed and it tells it: 0.2 is the least. */
   void checkVersion(byte[] key) {
     if (isChecked || access.slot(key) >= 0) {
       return;
     }
     try {
-      Object info = Background.join(access.send(Wire.command("INFO", "lock")), Attempt.RELEASE_WITHIN);
+      Object info = Background.join(access.send(Wire.command("INFO", "lock")), 500 * Wire.MILLISECOND);
       Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
       if (old.find()) {
-        throw new NoModuleException("the server's lock module is too old: " + old.group(), null);
+        throw new NativeLockException(NativeLockException.NO_MODULE, "the lock module is too old: " + old.group(), null);
       }
       isChecked = true;
     } catch (ExecutionException | TimeoutException theAcquireWillSay) {
-      isChecked = meaning(theAcquireWillSay) instanceof redisnativelock.spi.ServerError;
+      isChecked = meaning(theAcquireWillSay).isRefusal();
     }
   }
 
@@ -109,8 +110,8 @@ public final class Locks implements AutoCloseable {
   /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
     return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
-      Throwable error = meaning(failure);
-      if (!Attempt.mayPass(error) || System.nanoTime() - until >= 0) {
+      NativeLockException error = meaning(failure);
+      if (!Attempt.PASSING.contains(error.code()) || System.nanoTime() - until >= 0) {
         Background.warn(name + " is left to its lease, not given back", error);
         return CompletableFuture.failedFuture(error);
       }
@@ -130,39 +131,31 @@ public final class Locks implements AutoCloseable {
         .filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow();
   }
 
-  /** Where this process hears of the waits for a key already, or null. */
-  Ear listening(byte[] key) {
-    byte[] name = channel(key);
-    return ears.values().stream().filter(ear -> ear.hears(name)).findFirst().orElse(null);
+  /** Where this process hears that channel already, or null. */
+  Ear listening(byte[] channel) {
+    return ears.values().stream().filter(ear -> ear.hears(channel)).findFirst().orElse(null);
   }
 
-  Ear ear(byte[] key, Object node) {
-    Ear fresh = new Ear(this);
-    Ear known = ears.putIfAbsent(node, fresh);
-    if (known == null) {
-      fresh.open(key);
+  /** Where this process hears of the waits for a key that this node serves. */
+  synchronized Ear ear(byte[] key, Object node) {
+    Ear ear = ears.get(node);
+    if (ear == null || ear.ended.isDone()) {
+      ear = new Ear();
+      ears.put(node, ear);
+      ear.open(this, key);
     }
-    Ear before = listening(key);
-    if (before != null && before != known) {
-      // The key is served by another node now.
-      before.end(null);
-    }
-    return known == null ? fresh : known;
+    return ear;
   }
 
-  void forget(Ear ended) {
-    ears.values().remove(ended);
-    waits.values().forEach(attempt -> attempt.wake(ended));
-  }
-
-  void hear(Wire.Told told) {
-    Attempt attempt = waits.get(told.owner());
-    if (attempt != null) {
-      attempt.hear(told);
-    } else if (told.token() > 0) {
+  void hear(byte[] message) {
+    Wire.Told told = Wire.told(message);
+    CompletableFuture<Wire.Told> heard = told == null ? null : waits.get(told.owner());
+    if (heard != null) {
+      heard.complete(told);
+    } else if (told != null && told.token() > 0) {
       // Nobody waits for it any more.
-      Request request = new Request(told.owner(), told.key(), told.owner(), 1, told.lease(), false, 0);
-      insist("a late grant", () -> request.release(told.token()), System.nanoTime() + told.lease(), 0);
+      byte[][] release = Wire.command("LOCK.RELEASE", told.key(), told.owner(), "FENCE", told.token());
+      insist("a late grant", () -> release, System.nanoTime() + told.lease(), 0);
     }
   }
 }

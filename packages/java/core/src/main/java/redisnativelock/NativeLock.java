@@ -26,12 +26,15 @@ public final class NativeLock implements Lock {
     T run(Hold hold) throws E;
   }
 
-  private final Locks locks;
-  private final byte[] key;
+  static final int SHARED = Integer.MAX_VALUE;
+
+  final Locks locks;
+  final byte[] key;
+  /** 1 for a lock that is held alone, {@link #SHARED} for a shared one. */
+  final int limit;
+  final Duration atLeast;
   private final String name;
-  private final int limit;
   private final Duration lease;
-  private final Duration atLeast;
 
   NativeLock(Locks locks, byte[] key, int limit, Duration lease, Duration atLeast) {
     this.locks = locks;
@@ -44,12 +47,12 @@ public final class NativeLock implements Lock {
 
   /** The same lock, held together with others that hold it shared. */
   public NativeLock shared() {
-    return new NativeLock(locks, key, Request.SHARED, lease, atLeast);
+    return new NativeLock(locks, key, SHARED, lease, atLeast);
   }
 
   /** The same lock, held by so many at most. */
   public NativeLock limit(int holders) {
-    if (holders < 1 || holders == Request.SHARED) {
+    if (holders < 1 || holders == SHARED) {
       throw new IllegalArgumentException("a limit is 1 to 2^31 - 2");
     }
     return new NativeLock(locks, key, holders, lease, atLeast);
@@ -67,33 +70,29 @@ public final class NativeLock implements Lock {
   }
 
   /** Returns null where the lock was not had in time. */
-  private Hold acquire(long wait, Duration ownLease, boolean isInterruptible, Thread thread)
-      throws InterruptedException {
+  private Hold acquire(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
     long nanos = Locks.checked(ownLease == null ? lease : ownLease);
-    String owner = UUID.randomUUID().toString();
     locks.checkVersion(key);
-    Request request = new Request(owner, key, name, limit, nanos, ownLease == null, atLeast.toNanos());
-    Attempt attempt = new Attempt(locks, request, wait, isInterruptible);
-    Attempt.Grant grant = attempt.take();
-    return grant == null ? null : new Hold(locks, attempt, grant, thread);
+    Attempt attempt = new Attempt(this, nanos, ownLease == null, wait, isInterruptible);
+    return attempt.take() ? new Hold(attempt) : null;
   }
 
   /** This thread enters, and waits for that if need be. Returns null where the lock was not had in time. */
   private Hold enter(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
     Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
-    if (hold != null && hold.request.isRenewed() && hold.isLost()) {
+    if (hold != null && hold.attempt.isRenewed && hold.isLost()) {
       throw hold.loss();
     } else if (hold == null || !hold.isHeld()) {
-      hold = acquire(wait, ownLease, isInterruptible, Thread.currentThread());
-      if (hold != null) {
-        locks.entered.get().put(ByteBuffer.wrap(key), hold);
+      hold = acquire(wait, ownLease, isInterruptible);
+      if (hold == null) {
+        return null;
       }
-    } else if (limit < hold.request.limit()) {
+      hold.thread = Thread.currentThread();
+      locks.entered.get().put(ByteBuffer.wrap(key), hold);
+    } else if (limit < hold.attempt.lock.limit) {
       throw new IllegalMonitorStateException("this thread shares " + name + ": it would wait for itself");
     }
-    if (hold != null) {
-      hold.depth++;
-    }
+    hold.depth++;
     return hold;
   }
 
@@ -182,23 +181,22 @@ public final class NativeLock implements Lock {
 
   /** A hold that is no thread's, and is given back by {@link Hold#release()}. Each call takes another one. */
   public Hold acquire() throws InterruptedException {
-    return acquire(Attempt.FOREVER, null, true, null);
+    return acquire(Attempt.FOREVER, null, true);
   }
 
   /** The same, if it is had in time. */
   public Optional<Hold> acquire(Duration wait) throws InterruptedException {
-    return Optional.ofNullable(acquire(wait.toNanos(), null, true, null));
+    return Optional.ofNullable(acquire(wait.toNanos(), null, true));
   }
 
   /** The same for a lease that is not renewed. */
   public Optional<Hold> acquire(Duration wait, Duration ownLease) throws InterruptedException {
-    return Optional.ofNullable(acquire(wait.toNanos(), ownLease, true, null));
+    return Optional.ofNullable(acquire(wait.toNanos(), ownLease, true));
   }
 
   /**
-   * Runs work under the lock, for which it waits.
-   *
-   * @throws LockLostException if the work succeeded, but the lock was lost meanwhile
+   * Runs work under the lock, for which it waits. The error is {@link NativeLockException#LOST} if the work succeeded, but
+   * the lock was lost meanwhile.
    */
   public <T, E extends Exception> T call(Work<T, E> work) throws E, InterruptedException {
     return run(enter(Attempt.FOREVER, null, true), work);
@@ -241,7 +239,7 @@ public final class NativeLock implements Lock {
     try {
       return (Long) Background.join(locks.access.send(Wire.command(command, key)), Attempt.REPLY_WITHIN);
     } catch (ExecutionException | TimeoutException failure) {
-      throw NativeLockException.of(name, locks.meaning(failure));
+      throw locks.meaning(failure);
     }
   }
 

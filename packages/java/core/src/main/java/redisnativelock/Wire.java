@@ -37,6 +37,8 @@ final class Wire {
   /** The end of a place. A token of 0 without an error: it is gone without a grant. */
   record Told(byte[] key, String owner, long token, long lease, String error) {}
 
+  static final Told GONE = new Told(null, null, 0, 0, null);
+
   /** A message of five netstrings: database, key, owner, result, first lease in ms. Null if it is none. */
   static Told told(byte[] message) {
     String text = new String(message, ISO_8859_1);

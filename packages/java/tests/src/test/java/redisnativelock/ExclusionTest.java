@@ -22,7 +22,7 @@ class ExclusionTest extends WithServer {
       assertFalse(lock.tryLock(0, TimeUnit.SECONDS));
       assertFalse(lock.tryLock(1, TimeUnit.MILLISECONDS));
       assertFalse(lock.tryLock(1, 500, TimeUnit.MILLISECONDS));
-      assertEquals(List.of(), server.lock("l").get("waiters"));
+      until(() -> server.lock("l").get("waiters").equals(List.of()));
       long begun = System.nanoTime();
       assertFalse(lock.tryLock(300, TimeUnit.MILLISECONDS));
       long waited = System.nanoTime() - begun;
@@ -30,7 +30,7 @@ class ExclusionTest extends WithServer {
       assertTrue(lock.acquire(Duration.ZERO).isEmpty());
       return null;
     }).end();
-    assertEquals(0L, server.lock("l").get("waiting"));
+    until(() -> server.lock("l").get("waiting").equals(0L));
     Threads<Long> waiting = Threads.begin(() -> {
       assertTrue(lock.tryLock(20, 20, TimeUnit.SECONDS));
       return lock.hold().token();

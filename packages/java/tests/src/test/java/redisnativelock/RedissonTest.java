@@ -7,7 +7,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
-import java.util.function.Supplier;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -66,11 +65,24 @@ class RedissonTest extends WithServer {
   @EnumSource
   void theyCountTogether(Library library) throws Exception {
     Locks locks = library.locks(server.port);
-    List<Supplier<Lock>> taken = new ArrayList<>();
+    int[] counter = {0};
+    List<Threads<Void>> threads = new ArrayList<>();
     for (int number = 0; number < 8; number++) {
       Lock lock = number % 2 == 0 ? locks.lock("l") : redisson.getLock("l");
-      taken.add(() -> lock);
+      threads.add(Threads.begin(() -> {
+        for (int round = 0; round < 40; round++) {
+          lock.lock();
+          int seen = counter[0];
+          Thread.yield();
+          counter[0] = seen + 1;
+          lock.unlock();
+        }
+        return null;
+      }));
     }
-    assertEquals(320, Counting.upTo(40, taken));
+    for (Threads<Void> thread : threads) {
+      thread.end();
+    }
+    assertEquals(320, counter[0]);
   }
 }

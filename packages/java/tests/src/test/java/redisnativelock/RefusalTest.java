@@ -13,6 +13,12 @@ import redisnativelock.spi.RedisAccess;
 
 /** What the server refuses, and what is done then. */
 class RefusalTest extends WithServer {
+  private static String whatIsMissing(Locks locks) {
+    NativeLockException error = assertThrows(NativeLockException.class, locks.lock("l")::lock);
+    assertEquals(NativeLockException.NO_MODULE, error.code());
+    return error.getMessage();
+  }
+
   @ParameterizedTest
   @EnumSource
   void aClusterWithoutTheModuleIsToldOfInOneSentence(Library library) {
@@ -20,8 +26,7 @@ class RefusalTest extends WithServer {
       node.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383");
       until(() -> node.text("CLUSTER", "INFO").contains("cluster_state:ok"));
       Locks locks = Library.locks(library.cluster(node.port), Duration.ofSeconds(30));
-      String message = assertThrows(NoModuleException.class, locks.lock("l")::lock).getMessage();
-      assertTrue(message.contains("loadmodule"), message);
+      assertTrue(whatIsMissing(locks).contains("loadmodule"));
     }
   }
 
@@ -38,7 +43,7 @@ class RefusalTest extends WithServer {
   void anOlderModuleIsRefused() {
     byte[] info = "# lock\r\nlock_version:0.1.9\r\n".getBytes();
     Locks locks = Library.locks(answering(Library.JEDIS.access(server.port), "INFO", info), Duration.ofSeconds(1));
-    assertTrue(assertThrows(NoModuleException.class, locks.lock("l")::lock).getMessage().contains("0.1.9"));
+    assertTrue(whatIsMissing(locks).contains("0.1.9"));
     byte[] later = "# lock\r\nlock_version:0.10.0\r\n".getBytes();
     assertTrue(Library.locks(answering(Library.JEDIS.access(server.port), "INFO", later), Duration.ofSeconds(1))
         .lock("l").tryLock());
@@ -53,16 +58,6 @@ class RefusalTest extends WithServer {
     assertTrue(assertThrows(NativeLockException.class, locks.lock("data")::lock).getMessage().contains("NOTALOCK"));
     assertThrows(NativeLockException.class, () -> locks.lock("text").tryLock(1, TimeUnit.SECONDS));
     assertTrue(locks.waits.isEmpty());
-  }
-
-  @Test
-  void ofTwoUnderOneNameTheOneThatEndsTakesOnlyItselfOutOfTheRegister() {
-    Locks locks = Library.JEDIS.locks(server.port);
-    Request request = new Request("x", "l".getBytes(), "l", 1, 1_000_000_000L, true, 0);
-    Attempt successor = new Attempt(locks, request, 0, true);
-    locks.waits.put("x", successor);
-    new Attempt(locks, request, 0, true).forget();
-    assertSame(successor, locks.waits.get("x"));
   }
 
   @ParameterizedTest

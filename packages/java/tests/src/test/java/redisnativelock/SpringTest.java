@@ -98,12 +98,12 @@ class SpringTest extends WithServer {
   void anotherThreadFailsAndUnlocksNothing() throws Exception {
     Lock lock = registry.obtain("foo");
     lock.lockInterruptibly();
-    Throwable error = Threads.begin(() -> {
+    Threads.begin(() -> {
       assertFalse(registry.obtain("foo").tryLock(200, TimeUnit.MILLISECONDS));
-      registry.obtain("foo").unlock();
+      IllegalStateException error = assertThrows(IllegalStateException.class, registry.obtain("foo")::unlock);
+      assertTrue(error.getMessage().contains("You do not own lock at"));
       return null;
-    }).failure();
-    assertTrue(assertInstanceOf(IllegalStateException.class, error).getMessage().contains("You do not own lock at"));
+    }).end();
     lock.unlock();
   }
 

@@ -33,9 +33,4 @@ final class Threads<T> {
   static <T> T end(Future<T> result) throws Exception {
     return result.get(60, TimeUnit.SECONDS);
   }
-
-  /** The error with which it ends. */
-  Throwable failure() throws Exception {
-    return result.handle((value, error) -> error).get(60, TimeUnit.SECONDS);
-  }
 }

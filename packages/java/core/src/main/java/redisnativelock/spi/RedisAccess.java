@@ -4,6 +4,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Executors;
 import java.util.function.Consumer;
+import redisnativelock.NativeLockException;
 
 /** The client library, as the locks use it. No method blocks; futures may fail with whatever the library throws. */
 public interface RedisAccess {
@@ -15,10 +16,11 @@ public interface RedisAccess {
   });
 
   /**
-   * What an error means: a {@link ServerError} where the server has answered, an {@link java.io.IOException} where
-   * nobody knows whether it got the command. The latter is tried again; any other exception ends the call.
+   * What an error means: {@link NativeLockException#replied} where the server has answered, {@link
+   * NativeLockException#UNANSWERED}, which is tried again, where nobody knows whether it got the command; or {@link
+   * NativeLockException#FAILED}.
    */
-  Throwable meaning(Throwable error);
+  NativeLockException meaning(Throwable error);
 
   /** The slot of a key in a cluster; else -1. */
   int slot(byte[] key);

@@ -1,6 +1,5 @@
 package redisnativelock.jedis;
 
-import java.io.IOException;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Queue;
@@ -12,8 +11,8 @@ import java.util.function.Supplier;
 import redis.clients.jedis.*;
 import redis.clients.jedis.exceptions.*;
 import redis.clients.jedis.util.JedisClusterCRC16;
+import redisnativelock.NativeLockException;
 import redisnativelock.spi.RedisAccess;
-import redisnativelock.spi.ServerError;
 
 /**
  * Locks by Jedis: a pooled client, one behind Sentinel, or a cluster. Commands go through the client that it is given, in
@@ -46,16 +45,16 @@ public final class JedisAccess implements RedisAccess {
   }
 
   @Override
-  public Throwable meaning(Throwable error) {
+  public NativeLockException meaning(Throwable error) {
     for (Throwable cause = error; cause != null; cause = cause.getCause()) {
       if (cause instanceof JedisDataException || cause instanceof JedisClusterException) {
-        return new ServerError(cause.getMessage(), error);
+        return NativeLockException.replied(cause.getMessage(), error);
       } else if (cause instanceof IllegalStateException) {
-        // The client is closed.
-        return cause;
+        return new NativeLockException(NativeLockException.FAILED, "the client is closed", error);
       }
     }
-    return error instanceof JedisException ? new IOException(error.getMessage(), error) : error;
+    String code = error instanceof JedisException ? NativeLockException.UNANSWERED : NativeLockException.FAILED;
+    return new NativeLockException(code, error.getMessage(), error);
   }
 
   @Override

@@ -14,10 +14,11 @@ import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
+import redisnativelock.NativeLockException;
 import redisnativelock.spi.RedisAccess;
-import redisnativelock.spi.ServerError;
 
 /**
  * Locks by Lettuce: one server, Sentinel (a URI that names it), or a cluster. It opens a connection for commands, and one
@@ -65,13 +66,17 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   }
 
   @Override
-  public Throwable meaning(Throwable error) {
+  public NativeLockException meaning(Throwable error) {
     for (Throwable cause = error; cause != null; cause = cause.getCause()) {
       if (cause instanceof RedisCommandExecutionException) {
-        return new ServerError(cause.getMessage(), error);
+        return NativeLockException.replied(cause.getMessage(), error);
       }
     }
-    return error instanceof RedisException ? new IOException(error.getMessage(), error) : error;
+    // What was to be sent over a connection that is closed is cancelled: for one command without an answer, all others.
+    boolean isOfConnection = error instanceof RedisException || error instanceof IOException
+        || error instanceof CancellationException;
+    String code = isOfConnection ? NativeLockException.UNANSWERED : NativeLockException.FAILED;
+    return new NativeLockException(code, error.getMessage(), error);
   }
 
   @Override

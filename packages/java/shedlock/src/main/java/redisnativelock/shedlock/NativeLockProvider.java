@@ -4,7 +4,6 @@ import java.time.Duration;
 import java.util.Optional;
 import net.javacrumbs.shedlock.core.*;
 import redisnativelock.*;
-import redisnativelock.spi.ServerError;
 
 /**
  * Native locks for ShedLock. A task that ends before {@code lockAtLeastFor} keeps its lock for the rest of that. With the
@@ -26,7 +25,7 @@ public final class NativeLockProvider implements ExtensibleLockProvider {
       Thread.currentThread().interrupt();
     } catch (NativeLockException error) {
       // A provider that sets a string has it.
-      if (!(error.getCause() instanceof ServerError refusal && refusal.code().equals("WRONGTYPE"))) {
+      if (!error.code().equals("WRONGTYPE")) {
         throw error;
       }
     }
@@ -57,7 +56,10 @@ public final class NativeLockProvider implements ExtensibleLockProvider {
       try {
         hold.renew(atMost(configuration));
         return Optional.of(new HeldLock(configuration, hold));
-      } catch (LockLostException over) {
+      } catch (NativeLockException error) {
+        if (!error.code().equals(NativeLockException.LOST)) {
+          throw error;
+        }
         return Optional.empty();
       }
     }
