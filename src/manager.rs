@@ -85,7 +85,12 @@ pub(crate) fn release(
     key: LockKey<'_>,
     request: &ReleaseRequest,
 ) -> Result<Option<Released>, LockError> {
-    let (part, may_grant) = (Part::Of(&request.owner), gate::is_open(key.ctx()));
+    // When a lease ends matters only to those who wait, while it lasts.
+    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
+        true => Part::Of(&request.owner),
+        false => Part::WithoutEnd(&request.owner),
+    };
+    let may_grant = gate::is_open(key.ctx());
     run(key, part, may_grant, |step| step.release(request))
 }
 
@@ -110,8 +115,7 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let is_held = run(key, Part::Whole(None), may_grant, |step| step.guard(token))?;
-    let is_held = is_held == Some(true);
+    let is_held = run(key, Part::Whole(None), may_grant, |step| step.guard(token))? == Some(true);
     is_held.then_some(()).ok_or(LockError::NotHeld)
 }
 

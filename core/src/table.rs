@@ -287,6 +287,11 @@ impl LockTable {
         result
     }
 
+    /// Whether anybody waits for any lock.
+    pub fn anybody_waits(&self) -> bool {
+        !self.queues.is_empty()
+    }
+
     /// Whether anything is remembered of holds: sessions, grants on their way, what
     /// has ended.
     pub fn remembers_holds(&self) -> bool {
@@ -295,7 +300,7 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        !self.queues.is_empty() || self.remembers_holds()
+        self.anybody_waits() || self.remembers_holds()
     }
 
     /// What has happened so far.

@@ -33,8 +33,7 @@ impl Command for List {
     };
 
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
-        let count = of_words(args, parse)?;
-        let locks = inspect::contended(ctx, count.unwrap_or(COUNT_DEFAULT));
+        let locks = inspect::contended(ctx, of_words(args, parse)?.unwrap_or(COUNT_DEFAULT));
         let replies = locks.into_iter().map(|(lock, holders)| {
             let owners = holders.iter().map(|owner| Reply::text(owner.as_bytes()));
             Reply::Map(vec![

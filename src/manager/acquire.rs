@@ -43,8 +43,7 @@ pub(crate) fn acquire(
         Patience::Block(_) if !blocked::may_block(ctx) => Patience::None,
         patience => patience,
     };
-    let may_wait = patience != Patience::None;
-    if (may_wait || request.session.is_some()) && RECEIVES.get() {
+    if (patience != Patience::None || request.session.is_some()) && RECEIVES.get() {
         return Err(LockError::ReadOnly);
     }
     if let Patience::Queue(place) = patience {

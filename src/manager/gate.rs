@@ -56,16 +56,13 @@ fn is_grace_over() -> bool {
 /// How long nothing is granted because of a start or a promotion, in milliseconds.
 #[inline]
 pub(crate) fn grace_left_ms() -> i64 {
-    match GRACE.get() {
-        None => 0,
-        Some(grace) => grace.left_ms(clock::since_boot_ms()),
-    }
+    let left_ms = |grace: Grace| grace.left_ms(clock::since_boot_ms());
+    GRACE.get().map_or(0, left_ms)
 }
 
 /// When the gate has to be looked at, in milliseconds since 1970, if ever.
 pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
-    let left_ms = |grace: Grace| grace.left_ms(clock::since_boot_ms());
-    Some(now_ms.saturating_add(GRACE.get().map(left_ms)?))
+    GRACE.get().map(|_| now_ms.saturating_add(grace_left_ms()))
 }
 
 /// What the server demands of its replicas may have changed.

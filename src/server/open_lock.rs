@@ -32,9 +32,10 @@ pub(crate) struct OpenLock<'c> {
 pub(crate) enum Part<'o> {
     /// All of it, whoever holds it.
     Whole(Option<&'o Owner>),
-    /// The same, but not when the lease ends where this owner, whom the command names, holds
-    /// it alone. Most likely it does.
+    /// The same. Most likely this owner alone holds it, whom the command names.
     Of(&'o Owner),
+    /// The same, but not when the lease of that owner alone ends.
+    WithoutEnd(&'o Owner),
 }
 
 impl<'c> OpenLock<'c> {
@@ -111,15 +112,15 @@ impl<'c> OpenLock<'c> {
                 let name = server_str::make(owner.as_bytes());
                 self.read_fields_of(owner, ServerStr::from(&name), fields)
             }),
-            Part::Of(owner) => {
+            Part::Of(owner) | Part::WithoutEnd(owner) => {
                 let name = self.key.owner();
                 name.and_then(|name| self.read_fields_of(owner, name, fields))
             }
         };
         if let Some((owner, held)) = alone {
-            let is_end_needed = matches!(part, Part::Whole(_)) || !held.has_token();
-            let end_ms = is_end_needed.then(|| self.expires_at_ms()).flatten();
-            return held.by(owner, end_ms);
+            let is_left_out = matches!(part, Part::WithoutEnd(_)) && held.has_token();
+            let end_ms = (!is_left_out).then(|| self.expires_at_ms());
+            return held.by(owner, end_ms.flatten());
         }
         // Two fields or fewer are read as soon as one is looked for.
         if fields > FIELDS_OF_ONE_HOLDER && self.token_and(None)[0].is_none() {
@@ -127,7 +128,7 @@ impl<'c> OpenLock<'c> {
         }
         let asker = match part {
             Part::Whole(asker) => asker,
-            Part::Of(asker) => Some(asker),
+            Part::Of(owner) | Part::WithoutEnd(owner) => Some(owner),
         };
         let reader = self.read_all_fields(asker);
         reader.finish(self.expires_at_ms())

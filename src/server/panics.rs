@@ -15,12 +15,9 @@ pub(crate) fn catch<R>(what: impl Debug, body: impl FnOnce() -> R) -> Option<R> 
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => Some(result),
         Err(panic) => {
-            let reason = panic
-                .downcast_ref::<&str>()
-                .map(ToString::to_string)
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            log_warning(format!("panic in {what:?}: {reason}"));
+            let reason = panic.downcast_ref::<&str>().copied();
+            let reason = reason.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));
+            log_warning(format!("panic in {what:?}: {}", reason.unwrap_or_default()));
             None
         }
     }

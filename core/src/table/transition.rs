@@ -47,23 +47,10 @@ impl Transition<'_> {
     pub(super) fn begin(&mut self) {
         if let Some(before) = self.table.queues.seen_mut(self.key).map(std::mem::take) {
             self.compare(&before);
-            self.see_lease_end(&before);
             #[cfg(feature = "planted-faults")]
             self.noted_before.replace(before);
         }
         self.end_what_is_over();
-    }
-
-    /// Where a step is not told when a lease ends, what the last one has seen serves: who has
-    /// set another end since has the lock looked at very soon.
-    fn see_lease_end(&mut self, before: &Lock) {
-        if let ([holder], [seen]) = (&mut self.lock.holders[..], before.holders())
-            && holder.lease_end_ms.is_none()
-            && (&holder.owner, holder.token) == (&seen.owner, seen.token)
-        {
-            (holder.lease_end_ms, self.lock.expires_at_ms) =
-                (seen.lease_end_ms, before.expires_at_ms);
-        }
     }
 
     /// Counts the holders that are gone since the last step.
