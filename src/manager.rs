@@ -58,8 +58,7 @@ thread_local! {
 
 /// The lock table of this process.
 ///
-/// It is borrowed as a `LocalKey` is. But that moves what it returns twice more, and a
-/// step is large.
+/// It is borrowed as a `LocalKey` is, or for a step ([`table_for`]).
 struct Table;
 
 const TABLE: Table = Table;
@@ -88,7 +87,7 @@ pub(crate) fn release(
     // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
         true => Part::Of(&request.owner),
-        false => Part::WithoutEnd(&request.owner),
+        false => Part::WithoutLeaseEnd(&request.owner),
     };
     let may_grant = gate::is_open(key.ctx());
     run(key, part, may_grant, |step| step.release(request))
@@ -115,8 +114,10 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let is_held = run(key, Part::Whole(None), may_grant, |step| step.guard(token))? == Some(true);
-    is_held.then_some(()).ok_or(LockError::NotHeld)
+    match run(key, Part::Whole(None), may_grant, |step| step.guard(token))? {
+        Some(true) => Ok(()),
+        _ => Err(LockError::NotHeld),
+    }
 }
 
 /// Why the module must stay, beyond clients that wait, if it must.
@@ -256,10 +257,8 @@ fn run<R>(
         return Err(LockError::WritesPaused);
     }
     let now = clock::now();
-    let mut done = Step::default();
-    let mut table = table_for(key, may_grant);
-    let result = table.step(key.as_ref(), stored, now, &mut Asked(key), &mut done, ask);
-    drop(table);
+    let (mut done, asked) = (Step::default(), &mut Asked(key));
+    let result = table_for(key, may_grant).step(key.as_ref(), stored, now, asked, &mut done, ask);
     apply(key, open, now, &mut done);
     match done.withheld {
         None => result.map(Some),

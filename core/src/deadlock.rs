@@ -117,6 +117,7 @@ impl<'g> Graph<'g> {
                     }
                 }
             }
+            // After the last wait nobody asks.
             if next < waits.len() {
                 followed.insert(key);
             }

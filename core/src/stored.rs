@@ -235,8 +235,10 @@ pub fn parse_integer(text: &[u8]) -> Option<i64> {
         let digit = byte.wrapping_sub(b'0');
         (digit <= 9).then(|| sum * 10 + u64::from(digit))
     })?;
-    let of_negative = |_| 0_i64.checked_sub_unsigned(sum);
-    negative.map_or_else(|| i64::try_from(sum).ok(), of_negative)
+    match negative {
+        Some(_) => 0_i64.checked_sub_unsigned(sum),
+        None => i64::try_from(sum).ok(),
+    }
 }
 
 #[cfg(test)]

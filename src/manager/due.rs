@@ -140,10 +140,8 @@ fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), Part::Whole(None));
     let now = clock::now();
-    let mut done = Step::default();
-    let mut table = table_for(key, gate::is_open(key.ctx()));
-    table.do_due(due, stored, now, &mut Asked(key), &mut done);
-    drop(table);
+    let (mut done, may_grant) = (Step::default(), gate::is_open(key.ctx()));
+    table_for(key, may_grant).do_due(due, stored, now, &mut Asked(key), &mut done);
     apply(key, open, now, &mut done);
 }
 

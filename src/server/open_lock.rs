@@ -35,7 +35,7 @@ pub(crate) enum Part<'o> {
     /// The same. Most likely this owner alone holds it, whom the command names.
     Of(&'o Owner),
     /// The same, but not when the lease of that owner alone ends.
-    WithoutEnd(&'o Owner),
+    WithoutLeaseEnd(&'o Owner),
 }
 
 impl<'c> OpenLock<'c> {
@@ -112,13 +112,13 @@ impl<'c> OpenLock<'c> {
                 let name = server_str::make(owner.as_bytes());
                 self.read_fields_of(owner, ServerStr::from(&name), fields)
             }),
-            Part::Of(owner) | Part::WithoutEnd(owner) => {
+            Part::Of(owner) | Part::WithoutLeaseEnd(owner) => {
                 let name = self.key.owner();
                 name.and_then(|name| self.read_fields_of(owner, name, fields))
             }
         };
         if let Some((owner, held)) = alone {
-            let is_left_out = matches!(part, Part::WithoutEnd(_)) && held.has_token();
+            let is_left_out = matches!(part, Part::WithoutLeaseEnd(_)) && held.has_token();
             let end_ms = (!is_left_out).then(|| self.expires_at_ms());
             return held.by(owner, end_ms.flatten());
         }
@@ -128,7 +128,7 @@ impl<'c> OpenLock<'c> {
         }
         let asker = match part {
             Part::Whole(asker) => asker,
-            Part::Of(owner) | Part::WithoutEnd(owner) => Some(owner),
+            Part::Of(owner) | Part::WithoutLeaseEnd(owner) => Some(owner),
         };
         let reader = self.read_all_fields(asker);
         reader.finish(self.expires_at_ms())
@@ -334,9 +334,9 @@ impl<'c> OpenLock<'c> {
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
         let made;
-        let owner_name = match self.key.owner() {
-            Some(named) if named.bytes() == owner.as_bytes() => named,
-            _ => {
+        let owner_name = match named(owner, self.key) {
+            Some(named) => named,
+            None => {
                 made = server_str::make(owner.as_bytes());
                 ServerStr::from(&made)
             }
@@ -410,11 +410,10 @@ impl<'c> Args<'c> {
         self.made.push(string);
     }
 
-    /// Most effects of a command concern the owner that it names.
     fn push_owner(&mut self, owner: &Owner, key: LockKey<'c>) {
-        match key.owner() {
-            Some(named) if named.bytes() == owner.as_bytes() => self.all.push(named),
-            _ => self.push(owner.as_bytes()),
+        match named(owner, key) {
+            Some(named) => self.all.push(named),
+            None => self.push(owner.as_bytes()),
         }
     }
 
@@ -441,6 +440,12 @@ thread_local! {
 
 /// A lock that one owner holds alone has at most a count and a token.
 const FIELDS_OF_ONE_HOLDER: usize = 2;
+
+/// Most effects of a command concern the owner that it names. Its string serves then.
+fn named<'c>(owner: &Owner, key: LockKey<'c>) -> Option<ServerStr<'c>> {
+    key.owner()
+        .filter(|named| named.bytes() == owner.as_bytes())
+}
 
 fn permit_field(owner: &[u8]) -> SmallVec<[u8; 128]> {
     let mut name = SmallVec::from_slice(PERMIT_PREFIX);
