@@ -68,12 +68,10 @@ impl Table {
         LOCKS.with(|locks| *locks)
     }
 
-    #[inline]
     fn with_borrow<R>(&self, body: impl FnOnce(&LockTable) -> R) -> R {
         body(&self.locks().borrow())
     }
 
-    #[inline]
     fn with_borrow_mut<R>(&self, body: impl FnOnce(&mut LockTable) -> R) -> R {
         body(&mut self.locks().borrow_mut())
     }
@@ -221,9 +219,7 @@ pub(crate) fn grant_said(waiter: WaiterId) {
 
 /// Somebody has heard of the grant that was on its way to it, or never will.
 pub(crate) fn grant_told(ctx: &Context, waiter: WaiterId, heard: bool) {
-    note(ctx, |table, now_ms| {
-        table.grant_told(waiter, heard, now_ms);
-    });
+    note(ctx, |table, now_ms| table.grant_told(waiter, heard, now_ms));
 }
 
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
@@ -251,14 +247,18 @@ fn run<R>(
     ask: impl FnOnce(&mut Transition<'_>) -> Result<R, LockError>,
 ) -> Result<Option<R>, LockError> {
     let open = OpenLock::open(key);
-    let stored = read_lock(&open, key.as_ref(), part)
-        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
+    let mut stored = read_lock(&open, key.as_ref(), part);
+    let Ok(stored) = &mut stored else {
+        TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref()));
+        return stored.map(|_| None);
+    };
     if stored.is_free() && keyspace::hides_expired(key.ctx(), RECEIVES.get()) {
         return Err(LockError::WritesPaused);
     }
     let now = clock::now();
-    let (mut done, asked) = (Step::default(), &mut Asked(key));
-    let result = table_for(key, may_grant).step(key.as_ref(), stored, now, asked, &mut done, ask);
+    let mut done = Step::default();
+    let (name, asked) = (key.as_ref(), &mut Asked(key));
+    let result = table_for(key, may_grant).step(name, stored, now, asked, &mut done, ask);
     apply(key, open, now, &mut done);
     match done.withheld {
         None => result.map(Some),
@@ -280,7 +280,7 @@ fn read_lock(open: &OpenLock<'_>, key: KeyRef<'_>, part: Part<'_>) -> Result<Loc
 }
 
 /// The table, with what may be granted and has to be acknowledged now.
-#[inline]
+#[inline(always)]
 fn table_for(key: LockKey<'_>, may_grant: bool) -> RefMut<'static, LockTable> {
     // Before the table is borrowed, because it may ask the server.
     let acks = acks::needed(key.ctx());
@@ -373,8 +373,7 @@ fn arm_timer(ctx: &Context, now: Now) {
     let now_ms = now.ms();
     LATEST_MS.set(LATEST_MS.get().max(now_ms));
     let due_ms = TABLE.with_borrow(|table| table.wake_at_ms(now));
-    let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
-    if let Some(at_ms) = at_ms {
+    for at_ms in [due_ms, gate::wake_at_ms(now_ms)].into_iter().flatten() {
         timer::wake_by(ctx, at_ms, now_ms);
     }
 }

@@ -82,7 +82,7 @@ fn dumped(hash: &[u8]) -> String {
 fn grant(client: &mut Client, owner: &str) -> String {
     let token = client.bulk("HGET k @fence");
     let end = client.int("PEXPIRETIME k");
-    format!("RESTORE k {end} {{{owner} 1 @fence {token}}} REPLACE ABSTTL")
+    format!("RESTORE k {end} {{@fence {token} {owner} 1}} REPLACE ABSTTL")
 }
 
 fn unit(commands: &[String]) -> Vec<String> {

@@ -130,7 +130,7 @@ fn the_locks_of_a_session_in_several_databases_are_handed_on_in_theirs() {
         "each 3 5: s > SELECT # ; s > LOCK.ACQUIRE k s LONG SESSION
         each 3 5: next# > SELECT # ; next# > LOCK.ACQUIRE k next# BLOCKED -> ..
         o > CLIENT KILL ID $s -> 1
-        each 3 5: next# < token ; o > SELECT # ; o > HGETALL k -> ['next#', '1', '@fence', _]
+        each 3 5: next# < token ; o > SELECT # ; o > HGETALL k -> ['@fence', _, 'next#', '1']
         o > SELECT 0
         o > EXISTS k -> 0",
     );

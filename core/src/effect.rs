@@ -33,7 +33,7 @@ pub enum Effect {
     },
     /// `DEL key`
     Delete,
-    /// `RESTORE key end_ms {owner: 1, @fence: token} REPLACE ABSTTL`: whatever was
+    /// `RESTORE key end_ms {@fence: token, owner: 1} REPLACE ABSTTL`: whatever was
     /// stored, the lock is now exactly this.
     Replace {
         /// Who holds it alone, with one hold.

@@ -249,7 +249,7 @@ impl LockTable {
     pub fn step<T>(
         &mut self,
         key: KeyRef<'_>,
-        stored: Lock,
+        stored: &mut Lock,
         now: Now,
         world: &mut dyn World,
         step: &mut Step,

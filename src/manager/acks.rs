@@ -66,14 +66,12 @@ fn follow_replicas(ctx: &Context) {
 
 /// The server's cron runs.
 pub(super) fn on_cron(ctx: &Context) {
-    let missing = || {
-        config::MIN_REPLICAS
-            .count()
-            .saturating_sub(replicas::online(ctx))
-    };
+    let wanted = config::MIN_REPLICAS.count();
     // A replica withholds nothing.
-    let is_asked_for = are_on() && !keyspace::is_replica(ctx);
-    MISSING.set(if is_asked_for { missing() } else { 0 });
+    MISSING.set(match are_on() && !keyspace::is_replica(ctx) {
+        true => wanted.saturating_sub(replicas::online(ctx)),
+        false => 0,
+    });
 }
 
 /// How many more replicas have to be online before anything is granted.

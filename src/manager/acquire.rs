@@ -68,13 +68,11 @@ pub(crate) fn acquire(
 }
 
 fn wait(ctx: &Context, now_ms: i64, patience: Patience<'_>) -> Option<Wait> {
+    let after = |ms| Some(now_ms.saturating_add(ms));
     let (until_ms, channel) = match patience {
         Patience::None => return None,
         Patience::Block(timeout) => (timeout.end_ms(now_ms), None),
-        Patience::Queue(place) => {
-            let until_ms = now_ms.saturating_add(place.ms);
-            (Some(until_ms), Some(place.channel.into()))
-        }
+        Patience::Queue(place) => (after(place.ms), Some(place.channel.into())),
     };
     Some(Wait {
         client: clients::running(ctx),

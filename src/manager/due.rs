@@ -49,9 +49,7 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now, WORK_A_WAKE));
         close_clients(ctx);
-        let all_ms = [again_ms, gate::wake_at_ms(now_ms)];
-        let at_ms = all_ms.into_iter().flatten().min();
-        if let Some(at_ms) = at_ms {
+        for at_ms in [again_ms, gate::wake_at_ms(now_ms)].into_iter().flatten() {
             timer::wake_by(ctx, at_ms, now_ms);
         }
         return;
@@ -140,7 +138,8 @@ fn do_to(key: LockKey<'_>, due: Due) {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), Part::Whole(None));
     let now = clock::now();
-    let (mut done, may_grant) = (Step::default(), gate::is_open(key.ctx()));
+    let mut done = Step::default();
+    let may_grant = gate::is_open(key.ctx());
     table_for(key, may_grant).do_due(due, stored, now, &mut Asked(key), &mut done);
     apply(key, open, now, &mut done);
 }

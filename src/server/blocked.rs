@@ -162,21 +162,18 @@ pub(crate) fn wake_answered() {
 impl Ticket {
     fn wake(&self) {
         let handle = self.handle.get();
-        if handle.is_null() {
-            return;
+        if !handle.is_null() {
+            // SAFETY: the handle is valid, since `on_free` has not run yet.
+            unsafe { api!(unblock_client)(handle, ptr::null_mut()) };
         }
-        // SAFETY: the handle is valid, since `on_free` has not run yet.
-        unsafe { api!(unblock_client)(handle, ptr::null_mut()) };
     }
 
     /// Takes what it is to be told. Nobody can answer it any more.
     fn take_state(&self) -> State {
+        // A later request may have its position, and so its name.
+        let is_it = |one: &Rc<Self>| ptr::eq(&**one, self);
         TICKETS.with_borrow_mut(|tickets| {
-            // A later request may have its position, and so its name.
-            if tickets
-                .get(&self.id)
-                .is_some_and(|one| ptr::eq(&**one, self))
-            {
+            if tickets.get(&self.id).is_some_and(is_it) {
                 tickets.remove(&self.id);
             }
         });

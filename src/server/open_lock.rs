@@ -97,6 +97,12 @@ impl<'c> OpenLock<'c> {
         unsafe { api!(key_type)(self.handle) as isize }
     }
 
+    /// How many fields the hash has that is here.
+    fn fields(&self) -> usize {
+        // SAFETY: `handle` is open on a key that exists.
+        unsafe { api!(value_length)(self.handle) }
+    }
+
     /// Reads the stored lock. Fails if the key holds something else than a lock. `likely`
     /// is who most likely holds it alone, where it is read as a whole.
     pub(crate) fn read(&self, part: Part<'_>, likely: Option<&Owner>) -> Result<Lock, LockError> {
@@ -105,8 +111,7 @@ impl<'c> OpenLock<'c> {
             raw::REDISMODULE_KEYTYPE_HASH => {}
             _ => return Err(LockError::WrongType),
         }
-        // SAFETY: `handle` is open on a key that exists.
-        let fields = unsafe { api!(value_length)(self.handle) };
+        let fields = self.fields();
         let alone = match part {
             Part::Whole(_) => likely.and_then(|owner| {
                 let name = server_str::make(owner.as_bytes());
@@ -130,16 +135,16 @@ impl<'c> OpenLock<'c> {
             Part::Whole(asker) => asker,
             Part::Of(owner) | Part::WithoutLeaseEnd(owner) => Some(owner),
         };
-        let reader = self.read_all_fields(asker);
-        reader.finish(self.expires_at_ms())
+        self.read_all_fields(asker).finish(self.expires_at_ms())
     }
 
     /// Whether there is anything here but a string.
     pub(super) fn is_other_than_a_string(&self) -> bool {
-        !matches!(
-            self.kind(),
-            raw::REDISMODULE_KEYTYPE_EMPTY | raw::REDISMODULE_KEYTYPE_STRING
-        )
+        let kinds = [
+            raw::REDISMODULE_KEYTYPE_EMPTY,
+            raw::REDISMODULE_KEYTYPE_STRING,
+        ];
+        !kinds.contains(&self.kind())
     }
 
     /// The newest token of what may be a lock, if it is one that can be read.
@@ -234,6 +239,7 @@ impl<'c> OpenLock<'c> {
                         args.push_number(token.get());
                     }
                     self.set_fields(&args);
+                    self.propagate(c"HSET", &args);
                 }
                 Effect::RemoveHolder { owner } => self.remove_holder(owner),
                 Effect::ExpireAt { at_ms } => self.expire_at(*at_ms),
@@ -260,7 +266,6 @@ impl<'c> OpenLock<'c> {
             }
             self.set(four);
         }
-        self.propagate(c"HSET", args);
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
@@ -268,11 +273,15 @@ impl<'c> OpenLock<'c> {
         args.push_owner(owner, self.key);
         args.push(&permit_field(owner.as_bytes()));
         for field in &args.all {
-            // `REDISMODULE_HASH_DELETE`, which removes the field.
-            const DELETE: *mut raw::RedisModuleString = ptr::without_provenance_mut(1);
-            self.set([field.inner(), DELETE, ptr::null_mut(), ptr::null_mut()]);
+            self.delete_field(*field);
         }
         self.propagate(c"HDEL", &args);
+    }
+
+    fn delete_field(&mut self, field: ServerStr<'_>) {
+        // `REDISMODULE_HASH_DELETE`, in the place of a value
+        let delete = ptr::without_provenance_mut(1);
+        self.set([field.inner(), delete, ptr::null_mut(), ptr::null_mut()]);
     }
 
     /// Sets one or two fields, given as names and values in turn.
@@ -310,29 +319,17 @@ impl<'c> OpenLock<'c> {
         if Fault::ExpiryNotPropagated.planted() {
             return;
         }
-        let mut digits = itoa::Buffer::new();
-        let digits = digits.format(at_ms);
-        // SAFETY: in the format, s is a server string and b a buffer with its length.
-        unsafe {
-            api!(replicate)(
-                self.key.ctx().ctx,
-                c"PEXPIREAT".as_ptr(),
-                c"sb".as_ptr(),
-                self.key.name().inner(),
-                digits.as_ptr(),
-                digits.len(),
-            );
-        }
+        let mut args = Args::default();
+        args.push_number(at_ms);
+        self.propagate(c"PEXPIREAT", &args);
     }
 
-    /// Writes the whole lock, with a single command for replicas and AOF.
+    /// Writes the whole lock, with a single command for replicas and AOF. Its token comes
+    /// first, as where it is written over that of an owner who leaves.
     fn replace(&mut self, owner: &Owner, token: FencingToken, end_ms: i64) {
-        if self.kind() != raw::REDISMODULE_KEYTYPE_EMPTY {
-            // SAFETY: the handle is open for writing, and stays open on no key.
-            unsafe { api!(unlink_key)(self.handle) };
-        }
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
+        let value = server_str::make(token);
         let made;
         let owner_name = match named(owner, self.key) {
             Some(named) => named,
@@ -341,17 +338,30 @@ impl<'c> OpenLock<'c> {
                 ServerStr::from(&made)
             }
         };
-        let value = server_str::make(token);
         let [one, fence] = [&ONE, &FENCE].map(|string| string.with(StaticStr::get));
-        let pairs = [owner_name, one, fence, ServerStr::from(&value)];
-        self.set(pairs.map(ServerStr::inner));
+        let pairs = [fence, (&value).into(), owner_name, one].map(ServerStr::inner);
+        let exists = self.kind() != raw::REDISMODULE_KEYTYPE_EMPTY;
+        let is_another = |named: &ServerStr<'_>| exists && named.inner() != owner_name.inner();
+        let leaves = self.key.owner().filter(is_another);
+        if let Some(leaves) = leaves {
+            // Most likely it held the lock alone. To write over that is much faster.
+            self.delete_field(leaves);
+            self.set(pairs);
+        }
+        if leaves.is_none() || self.fields() != FIELDS_OF_ONE_HOLDER {
+            if exists {
+                // SAFETY: the handle is open for writing, and stays open on no key.
+                unsafe { api!(unlink_key)(self.handle) };
+            }
+            self.set(pairs);
+        }
         // SAFETY: the handle is open for writing on a key.
         unsafe { api!(set_abs_expire)(self.handle, end_ms) };
         #[cfg(feature = "planted-faults")]
         let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
         let mut end = itoa::Buffer::new();
         let end = end.format(end_ms);
-        let fields = [[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]];
+        let fields = [[TOKEN_FIELD, token], [owner.as_bytes(), b"1"]];
         // SAFETY: in the format, s is a server string and b a buffer with its length; all
         // live through the call.
         dump::with_hash(&fields, |dump| unsafe {

@@ -551,9 +551,9 @@ impl CoreSide {
         ask: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
     ) -> Result<T, LockError> {
         let known = self.look(at);
-        let known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
+        let mut known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
         let take = |table: &mut LockTable, now, world: &mut dyn World, step: &mut Step| {
-            table.step(key_of(at), known, now, world, step, ask)
+            table.step(key_of(at), &mut known, now, world, step, ask)
         };
         self.step_and_count(at, take).0
     }
@@ -616,7 +616,7 @@ impl CoreSide {
                     token,
                     end_ms,
                 } => {
-                    let fields = [(owner.as_bytes(), 1), (TOKEN_FIELD, token.get())];
+                    let fields = [(TOKEN_FIELD, token.get()), (owner.as_bytes(), 1)];
                     let fields = fields.map(|(name, number)| (name_of(name), number.to_string()));
                     let ends = end_ms - keyspace.now_ms;
                     keyspace.overwrite(at, Content::Hash(fields.into()), Some(ends));

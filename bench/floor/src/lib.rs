@@ -60,6 +60,9 @@ unsafe fn make(text: &[u8]) -> *mut RedisModuleString {
     unsafe { create_string.unwrap()(null_mut(), text.as_ptr().cast(), text.len()) }
 }
 
+/// `REDISMODULE_HASH_DELETE`, in the place of a value
+const DELETE: *mut RedisModuleString = ptr::without_provenance_mut(1);
+
 unsafe fn bytes<'s>(string: *mut RedisModuleString) -> &'s [u8] {
     let mut length = 0;
     unsafe {
@@ -91,12 +94,13 @@ unsafe fn read(key: *mut RedisModuleKey, owner: *mut RedisModuleString) {
     }
 }
 
-/// Writes that this owner holds the lock, and replicates it.
+/// Writes that this owner holds the lock, over one who leaves if that is not null, and
+/// replicates it.
 unsafe fn write(
     ctx: *mut RedisModuleCtx,
     name: *mut RedisModuleString,
     key: *mut RedisModuleKey,
-    owner: *mut RedisModuleString,
+    [owner, leaves]: [*mut RedisModuleString; 2],
     lease_ms: i64,
 ) -> i64 {
     let token = TOKEN.get() + 1;
@@ -112,10 +116,12 @@ unsafe fn write(
         hash_set.unwrap()(
             key,
             0,
-            owner,
-            words.one,
             words.fence,
             token_value,
+            owner,
+            words.one,
+            leaves,
+            DELETE,
             end_of_list,
         );
         set_abs_expire.unwrap()(key, end_ms);
@@ -126,7 +132,7 @@ unsafe fn write(
             length += part.len();
         };
         push(&[4, 2]);
-        for part in [bytes(owner), b"1", b"@fence", token_text] {
+        for part in [b"@fence", token_text, bytes(owner), b"1"] {
             push(&[part.len() as u8]);
             push(part);
         }
@@ -164,7 +170,7 @@ unsafe extern "C" fn acquire(
         let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE) as c_int;
         let key = open_key.unwrap()(ctx, name, mode).cast::<RedisModuleKey>();
         if key_type.unwrap()(key) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            let token = write(ctx, name, key, owner, lease_ms);
+            let token = write(ctx, name, key, [owner, null_mut()], lease_ms);
             close_key.unwrap()(key);
             return reply_with_number.unwrap()(ctx, token);
         }
@@ -200,12 +206,12 @@ unsafe extern "C" fn release(
         let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE) as c_int;
         let key = open_key.unwrap()(ctx, name, mode).cast::<RedisModuleKey>();
         read(key, owner);
-        unlink_key.unwrap()(key);
         let waiter = WAITER.take();
         if let Some((_, next)) = waiter {
-            write(ctx, name, key, next, 600_000);
+            write(ctx, name, key, [next, owner], 600_000);
             free_string.unwrap()(null_mut(), next);
         } else {
+            unlink_key.unwrap()(key);
             replicate.unwrap()(ctx, c"DEL".as_ptr(), c"s".as_ptr(), name);
             signal_modified_key.unwrap()(ctx, name);
         }

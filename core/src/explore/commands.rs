@@ -34,12 +34,12 @@ impl World {
     fn obey<T>(
         &mut self,
         seen: &mut Seen,
-        stored: Lock,
+        mut stored: Lock,
         command: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
     ) -> (Result<T, LockError>, Step) {
         let (cast, key) = (Rc::clone(&self.cast), seen.key);
         self.step(seen, |table, now, world, step| {
-            table.step(cast.key(key), stored, now, world, step, command)
+            table.step(cast.key(key), &mut stored, now, world, step, command)
         })
     }
 

@@ -196,7 +196,7 @@ impl LockTable {
         step: &mut Step,
     ) {
         let key = due.key.as_ref();
-        let stored = match stored {
+        let mut stored = match stored {
             Ok(stored) => stored,
             Err(error) => {
                 self.forget_ended(key);
@@ -208,7 +208,7 @@ impl LockTable {
                 return;
             }
         };
-        let _: Result<(), LockError> = self.step(key, stored, now, world, step, |step| {
+        let _: Result<(), LockError> = self.step(key, &mut stored, now, world, step, |step| {
             match &due.work {
                 Work::Recheck => {}
                 Work::Keep(owner) => step.keep(owner),

@@ -361,7 +361,7 @@ impl Server {
             until_ms,
             channel: ask.channel,
         });
-        let stored = self.look_for(key)?;
+        let stored = &mut self.look_for(key)?;
         self.asks_by(ask.client);
         let acquired = self.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| {
@@ -423,7 +423,7 @@ impl Server {
             token,
             extent,
         };
-        let stored = self.look_for(key)?;
+        let stored = &mut self.look_for(key)?;
         self.asker = Some(ask(name).client);
         self.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| step.release(&request))
@@ -461,14 +461,14 @@ impl Server {
     }
 
     fn try_renew(&mut self, key: KeyRef<'_>, request: &RenewRequest) -> Result<bool, LockError> {
-        let stored = self.look_for(key)?;
+        let stored = &mut self.look_for(key)?;
         self.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| step.renew(request))
         })
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
-        let stored = self.look_for(key).unwrap();
+        let stored = &mut self.look_for(key).unwrap();
         let broken = self.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| step.break_lock(token))
         });
@@ -476,7 +476,7 @@ impl Server {
     }
 
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
-        let stored = self.look_for(key).unwrap();
+        let stored = &mut self.look_for(key).unwrap();
         let is_held = self.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| step.guard(token))
         });

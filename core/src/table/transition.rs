@@ -24,7 +24,7 @@ pub struct Transition<'t> {
     /// When it is made.
     pub now: Now,
     pub(super) world: &'t mut dyn World,
-    pub(super) lock: Lock,
+    pub(super) lock: &'t mut Lock,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
     /// Of how many grants nobody heard.
@@ -163,10 +163,10 @@ impl Transition<'_> {
                 .take()
                 .filter(|_| Fault::NotesKept.planted())
             {
-                self.lock = before;
+                *self.lock = before;
             }
             if let Some(seen) = self.table.queues.seen_mut(self.key) {
-                *seen = std::mem::take(&mut self.lock);
+                *seen = std::mem::take(self.lock);
             }
         }
     }

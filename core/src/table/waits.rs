@@ -186,7 +186,7 @@ impl Transition<'_> {
         Graph {
             queues: &self.table.queues,
             certain,
-            here: (self.key, &self.lock),
+            here: (self.key, &*self.lock),
             steady_ms: self.now.steady_ms,
             ended: &self.table.gone,
         }

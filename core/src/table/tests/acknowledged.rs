@@ -689,7 +689,7 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
     server.held_by(K, ask("a").now());
     let mut refused = |ask: Ask, key| {
         server.effects = Effects::new();
-        let stored = server.look_for(key).unwrap();
+        let stored = &mut server.look_for(key).unwrap();
         server.table.settings.acks.as_mut().unwrap().client = None;
         let result = server.step(key, |table, now, world, done| {
             table.step(key, stored, now, world, done, |step| {
