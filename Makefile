@@ -58,10 +58,27 @@ check-port:
 build: build-deps ## Build target/release/libredislock.so
 	cargo build --release --locked
 
+# Most tests wait for servers most of the time, so two halves of them run side by side.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=target
+tests_in = $(basename $(notdir $(wildcard $(1)/tests/*.rs)))
+MODULE_TESTS := $(call tests_in,.) model
+OTHER_TESTS := $(sort $(filter-out $(MODULE_TESTS),$(foreach crate, \
+	bench chaos client conformance lockctl redlock testing tests/interop,$(call tests_in,$(crate)))))
+
 .PHONY: test
 test: deps build ## Run all tests but those of 'make interop', against SERVER
 	@$(SERVER) --version
-	cargo test --workspace --locked
+	cargo test --workspace --locked --no-run
+	@echo "Two halves run side by side now. Each is shown when it has ended."
+	@$(SIDE_BY_SIDE) test-module test-others
+
+.PHONY: test-module test-others
+test-module:
+	cargo test --workspace --locked $(addprefix --test ,$(MODULE_TESTS))
+
+test-others:
+	cargo test --workspace --locked --lib --bins $(addprefix --test ,$(OTHER_TESTS))
+	cargo test --workspace --locked --doc
 	$(MAKE) --no-print-directory test-tls
 
 .PHONY: test-tls
@@ -78,16 +95,21 @@ test-monitoring: deps build ## Have a real Prometheus ask SERVER, and test dashb
 
 .PHONY: test-servers
 test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 8.2 and Valkey 8.0
-	@for server in $$(scripts/fetch-servers); do \
-		[[ $$server != "$(EXCEPT)" ]] || continue; \
-		echo "=== $$server"; \
-		REDISLOCK_SERVER=$$server cargo test --locked --package redis-lock-module --tests || exit; \
-	done
+	cargo test --locked --package redis-lock-module --tests --no-run
+	@servers=$$(scripts/fetch-servers); \
+	echo "They run side by side now. Each is shown when it has ended."; \
+	$(SIDE_BY_SIDE) $$(for server in $$servers; do \
+		[[ $$server = "$(EXCEPT)" ]] || echo "test-on$$server"; \
+	done)
 	@set -- $$(scripts/fetch-servers); for newer in "$${@:2}"; do \
 		echo "=== from $$1 to $$newer"; \
 		REDISLOCK_SERVER=$$1 REDISLOCK_NEWER_SERVER=$$newer cargo test --locked \
 			--package redis-lock-module --test upgrade || exit; \
 	done
+
+test-on/%:
+	@echo "=== /$*"
+	REDISLOCK_SERVER=/$* cargo test --locked --package redis-lock-module --tests
 
 .PHONY: test-all
 test-all: deps build ## Run all tests, those of a server against every one at hand, into COMPATIBILITY.md
