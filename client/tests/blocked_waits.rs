@@ -7,7 +7,9 @@ use std::time::Duration;
 use redis_lock_client::LockClient;
 use redis_lock_testing::Server;
 
-use support::{assert_nothing_left, connect_blocking, eventually, granted, queue, take, waiters};
+use support::{
+    assert_nothing_left, connect_blocking, eventually, granted, queue, subscribers, take, waiters,
+};
 
 #[tokio::test]
 async fn who_may_not_subscribe_waits_by_connections() {
@@ -42,7 +44,7 @@ async fn who_may_not_subscribe_waits_by_connections() {
     session.close().await;
     client.flush().await;
     eventually("their connections are closed", || {
-        server.info("connected_clients") <= before + server.subscribers()
+        server.info("connected_clients") <= before + subscribers(&server)
     })
     .await;
     assert_nothing_left(&server, &client).await;

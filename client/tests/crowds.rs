@@ -11,7 +11,9 @@ use redis_lock_testing::{Client, SOON, Server, spawn};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::task::JoinSet;
 
-use support::{all_calls, calls, connect, start, take, take_away, url, waiters, within};
+use support::{
+    all_calls, calls, connect, start, subscribers, take, take_away, url, waiters, within,
+};
 
 const CROWD: usize = 10_000;
 
@@ -58,7 +60,7 @@ fn ten_thousand_holds_and_ten_thousand_waits_need_few_files() {
     };
     assert!(ended.success());
     assert!(
-        most <= before + 2 + server.subscribers(),
+        most <= before + 2 + subscribers(&server),
         "{most} connections"
     );
     assert_eq!(observer.int("DBSIZE"), 0, "locks stay behind");

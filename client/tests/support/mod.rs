@@ -141,6 +141,12 @@ pub fn waiters(server: &Server, count: i64) -> impl Future<Output = ()> {
     })
 }
 
+/// How many connections a client has beside the one that all its commands share: one that
+/// hears, where the server blocks none that has subscribed.
+pub fn subscribers(server: &Server) -> i64 {
+    i64::from(server.valkey_version() >= Some((8, 1)))
+}
+
 /// Waits until a lock is free.
 #[track_caller]
 pub fn free(server: &Server, key: &str) -> impl Future<Output = ()> {

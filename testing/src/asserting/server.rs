@@ -59,12 +59,6 @@ impl Server {
         self.version_in("valkey_version")
     }
 
-    /// How many connections a client has beside the one that all its commands share: one
-    /// that hears, where the server blocks none that has subscribed.
-    pub fn subscribers(&self) -> i64 {
-        i64::from(self.valkey_version() >= Some((8, 1)))
-    }
-
     fn version_in(&self, field: &str) -> Option<(u32, u32)> {
         let info = self.client().bulk("INFO server");
         let version = crate::info_field(&info, field).ok()?;
