@@ -51,27 +51,22 @@ impl Told {
     /// Reads a message of five netstrings.
     pub fn parse(channel: &[u8], message: &[u8]) -> Option<Self> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (db, rest) = netstring(message)?;
-        let (key, rest) = netstring(rest)?;
-        let (owner, rest) = netstring(rest)?;
-        let (result, rest) = netstring(rest)?;
-        let (lease_ms, rest) = netstring(rest)?;
-        rest.is_empty().then_some(())?;
-        Some(Self {
+        let mut rest = message;
+        let mut netstring = || {
+            let colon = rest.iter().position(|&byte| byte == b':')?;
+            let length = std::str::from_utf8(&rest[..colon]).ok()?;
+            let (text, after) = rest[colon + 1..].split_at_checked(length.parse().ok()?)?;
+            rest = after.strip_prefix(b",")?;
+            Some(text)
+        };
+        let told = Self {
             channel: text(channel),
-            db: text(db).parse().ok()?,
-            key: key.to_vec(),
-            owner: text(owner),
-            result: text(result),
-            lease_ms: text(lease_ms).parse().ok()?,
-        })
+            db: text(netstring()?).parse().ok()?,
+            key: netstring()?.to_vec(),
+            owner: text(netstring()?),
+            result: text(netstring()?),
+            lease_ms: text(netstring()?).parse().ok()?,
+        };
+        rest.is_empty().then_some(told)
     }
-}
-
-/// The first netstring, and what follows it.
-fn netstring(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let colon = bytes.iter().position(|&byte| byte == b':')?;
-    let length = std::str::from_utf8(&bytes[..colon]).ok()?;
-    let (text, rest) = bytes[colon + 1..].split_at_checked(length.parse().ok()?)?;
-    Some((text, rest.strip_prefix(b",")?))
 }
