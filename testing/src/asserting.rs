@@ -13,8 +13,6 @@ mod tls;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit};
-
 pub use client::{Client, arrivals, int, nil, status, text, token};
 pub use clock::Clock;
 pub use cluster::{Cluster, redis_cli, slot, tag};
@@ -24,7 +22,7 @@ pub use sentinel::Sentinels;
 pub use server::NO_REGULAR_LOOKS;
 pub use tls::{Authority, Certificate, TlsProxy};
 
-use crate::{SOON, comes_true, processors, stay_on};
+use crate::{SOON, comes_true, processors, raise_file_limit, stay_on};
 
 /// A lease that outlasts every test.
 pub const LONG: &str = "LEASE 600000";
@@ -69,10 +67,9 @@ pub fn stay_on_one_processor() {
 /// Checks that this process may open this many files.
 #[track_caller]
 pub fn need_files(count: u64) {
-    let most = getrlimit(Resource::Nofile).maximum;
+    let most = raise_file_limit().unwrap();
     assert!(
-        most.is_none_or(|most| most >= count),
-        "this test needs {count} open files, and the hard limit is {}: see `ulimit -Hn`",
-        most.unwrap_or_default()
+        most >= count,
+        "this test needs {count} open files, and the hard limit is {most}: see `ulimit -Hn`"
     );
 }

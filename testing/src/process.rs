@@ -6,10 +6,8 @@ use std::sync::LazyLock;
 use std::sync::mpsc::{Sender, channel};
 
 pub use rustix::process::Signal;
-use rustix::process::{
-    Pid, Resource, Rlimit, getpid, getppid, getrlimit, kill_process,
-    set_parent_process_death_signal, setrlimit,
-};
+use rustix::process::set_parent_process_death_signal;
+use rustix::process::{Pid, Resource, getpid, getppid, getrlimit, kill_process, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{Error, Result};
@@ -63,14 +61,14 @@ pub fn signal(process: u32, signal: Signal) -> Result<()> {
     kill_process(pid, signal).map_err(|error| Error::new(format!("process {process}: {error}")))
 }
 
-/// Lets this process, and so its children, open as many files as it may.
-pub fn raise_file_limit() -> Result<()> {
-    let most = getrlimit(Resource::Nofile).maximum;
-    let limit = Rlimit {
-        current: most,
-        maximum: most,
-    };
-    setrlimit(Resource::Nofile, limit).map_err(Error::new)
+/// Lets this process, and so its children, open as many files as it may. Returns how many
+/// these are.
+pub fn raise_file_limit() -> Result<u64> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    setrlimit(Resource::Nofile, limit).map_err(Error::new)?;
+    Ok(most)
 }
 
 /// The processors that this thread may use.
