@@ -11,7 +11,7 @@ use rcgen::{
 };
 use tempfile::NamedTempFile;
 
-use crate::{local, spawn};
+use crate::spawn;
 
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
@@ -112,9 +112,8 @@ impl TlsProxy {
         let mut line = String::new();
         let said = BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line);
         said.unwrap();
-        let port = line.trim().parse();
-        let port: u16 = port.unwrap_or_else(|_| panic!("the TLS proxy did not start: {line:?}"));
-        let addr = local(port);
+        let addr = line.trim().parse();
+        let addr = addr.unwrap_or_else(|_| panic!("the TLS proxy did not start: {line:?}"));
         Self { addr, child }
     }
 

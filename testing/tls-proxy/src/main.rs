@@ -5,7 +5,7 @@
 //! the client has none.
 //!
 //! Usage: `redis-lock-tls-proxy server-address certificates.pem key.pem [client-authority.pem
-//! | --plain-too]`. The first line it writes is the port that it listens on. With an
+//! | --plain-too]`. The first line it writes is the address where it listens. With an
 //! authority only clients with a certificate of that are let through; `--plain-too` lets
 //! through whoever does not speak TLS.
 
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let authority = authority.first().filter(|_| !plain_too);
     let acceptor = acceptor(certificates, key, authority)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    println!("{}", listener.local_addr()?.port());
+    println!("{}", listener.local_addr()?);
     std::io::stdout().flush()?;
     loop {
         let (client, _) = listener.accept().await?;
