@@ -150,16 +150,16 @@ impl Proxy {
 
     /// From now on swallows what goes by on those connections that `choose` says.
     pub fn swallow_on(&self, mut choose: impl FnMut() -> bool) {
-        let mut links = self.network.state().links.clone();
-        links.retain(|_| choose());
-        links.iter().for_each(|link| link.swallow());
+        let state = self.network.state();
+        let chosen = state.links.iter().filter(|_| choose());
+        chosen.for_each(|link| link.swallow());
     }
 
     /// Closes the connections that swallow.
     pub fn close_swallowing(&self) {
-        let mut links = self.network.state().links.clone();
-        links.retain(|link| link.swallows());
-        links.iter().for_each(|link| link.close());
+        let state = self.network.state();
+        let swallowing = state.links.iter().filter(|link| link.swallows());
+        swallowing.for_each(|link| link.close());
         self.network.changed.notify_all();
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -61,12 +61,8 @@ impl Setup {
 
     /// As a node that is in no cluster yet.
     pub fn in_a_cluster(self) -> Self {
-        self.options(&[
-            "--cluster-enabled",
-            "yes",
-            "--cluster-node-timeout",
-            "10000",
-        ])
+        self.options(&["--cluster-enabled", "yes"])
+            .options(&["--cluster-node-timeout", "10000"])
     }
 
     /// Starts the server, and waits until it has loaded its data.
@@ -170,12 +166,13 @@ impl Server {
             .stdout(log.try_clone()?)
             .stderr(log);
         self.child = Some(spawn(command)?);
-        let deadline = Instant::now() + START_TIMEOUT;
-        while Instant::now() < deadline && self.is_running() {
-            if self.is_ready() {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let mut is_ready = false;
+        comes_true(START_TIMEOUT, || {
+            is_ready = self.is_ready();
+            is_ready || !self.is_running()
+        });
+        if is_ready {
+            return Ok(());
         }
         self.crash();
         Err(self.error("does not start"))

@@ -11,18 +11,16 @@ use crate::{Error, Result, SOON, Server, Setup};
 pub fn slot(key: &str) -> u16 {
     let tag = key
         .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .map_or(key, |(tag, _)| tag);
+        .and_then(|(_, rest)| rest.split_once('}'));
+    let tag = tag.map_or(key, |(tag, _)| tag);
     Crc::<u16>::new(&CRC_16_XMODEM).checksum(tag.as_bytes()) % 16384
 }
 
 /// A tag whose slot satisfies `wanted`, different for each `nth`.
 pub fn tag(wanted: impl Fn(u16) -> bool, nth: usize) -> String {
-    (0..u32::MAX)
-        .map(|n| n.to_string())
-        .filter(|tag| wanted(slot(tag)))
-        .nth(nth)
-        .unwrap_or_default()
+    let tags = (0..u32::MAX).map(|n| n.to_string());
+    let mut wanted = tags.filter(|tag| wanted(slot(tag)));
+    wanted.nth(nth).unwrap_or_default()
 }
 
 /// Runs `redis-cli` to its end, for a minute at most: it may wait for the nodes
@@ -94,12 +92,11 @@ impl Cluster {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let first = self.nodes[0].addr().to_string();
         eventually_within(4 * SOON, "the nodes agree on the slots", || {
-            let well = |info: String| info.contains("cluster_state:ok") && info.contains(&known);
-            let mut infos = self
-                .nodes
-                .iter()
-                .map(|node| node.client().bulk("CLUSTER INFO"));
-            infos.all(well) && cluster_command(&["check", &first]).is_ok()
+            let is_well = |node: &Server| {
+                let info = node.client().bulk("CLUSTER INFO");
+                info.contains("cluster_state:ok") && info.contains(&known)
+            };
+            self.nodes.iter().all(is_well) && cluster_command(&["check", &first]).is_ok()
         });
     }
 

@@ -2,13 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::{binary, eventually_within};
-use crate::{Connection, Server, Setup};
-
-/// How long the sentinels may take to find each other.
-const DISCOVERY: Duration = Duration::from_secs(20);
+use crate::{Connection, SOON, Server, Setup};
 
 /// Starts three sentinels that watch this primary with its two replicas, and
 /// waits until each knows all of them. Their own connections come from `source`.
@@ -28,7 +24,7 @@ pub fn watch(binary: impl Into<PathBuf>, primary: SocketAddr, source: IpAddr) ->
     setup.config = Some(settings);
     let start = || setup.clone().start().unwrap();
     let sentinels = [start(), start(), start()];
-    eventually_within(DISCOVERY, "the sentinels see it all", || {
+    eventually_within(2 * SOON, "the sentinels see it all", || {
         sentinels.iter().all(knows_all)
     });
     sentinels
