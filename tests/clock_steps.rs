@@ -11,7 +11,7 @@ const STEP_S: i64 = 3600;
 #[test]
 fn a_step_forward_ends_leases_and_serves_who_waits() {
     let clock = Clock::new();
-    let mut play = Play::on(clock.server()).and_held("");
+    let mut play = Play::on(clock.server()).and_held();
     play.run(
         "h > LOCK.ACQUIRE free h LONG -> token
         s > LOCK.ACQUIRE session s LONG SESSION -> token

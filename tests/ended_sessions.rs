@@ -179,7 +179,7 @@ fn check_rounds([ends, after]: [&str; 2], busy: &[&str]) {
             {ends}
             pooled > {ask} -> :told
             {awake}
-            $id gone
+            until o > CLIENT LIST ID $id -> ''
             settled
             {after}"
         ));
@@ -236,7 +236,7 @@ fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
         o > DEBUG SLEEP 1.5 -> OK
         second < token
         settled
-        bound k = second",
+        o > LOCK.INFO k -> {holders.0.client $second}",
     );
     // The lease is kept up.
     play.run(

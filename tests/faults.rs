@@ -184,7 +184,7 @@ fn tokens_rise_although_the_clock_is_set_back_and_forth() {
 #[test]
 fn a_clock_set_forward_ends_a_lease_of_which_nothing_is_known() {
     let clock = Clock::new();
-    let mut play = Play::on(clock.server()).and_held("");
+    let mut play = Play::on(clock.server()).and_held();
     clock.set_ahead(7200);
     play.run(
         "w > LOCK.ACQUIRE k w LONG -> W

@@ -24,7 +24,7 @@ fn an_exclusive_lock_with_a_session_and_waiters_of_all_modes() {
         shared > LOCK.ACQUIRE k shared BLOCK 60000 SHARED -> ..
         limited > LOCK.ACQUIRE k limited BLOCK 60000 LIMIT 3 -> ..
         h > LOCK.ACQUIRE k place QUEUE 60000 mine LIMIT 7 -> 0
-        bound k = h",
+        h > LOCK.INFO k -> {holders.0.client $h}",
     );
     for protocol in [2, 3] {
         play.run(&format!(

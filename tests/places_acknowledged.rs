@@ -6,7 +6,7 @@ use redis_lock_testing::{LONG, Play, int};
 /// `k` is held on a server whose replica `r` has to acknowledge, and these have places.
 #[track_caller]
 fn queued(owners: &[&str]) -> Play {
-    let mut play = Play::acknowledged().and_held("");
+    let mut play = Play::acknowledged().and_held();
     for owner in owners {
         play.run(&format!("ears > LOCK.ACQUIRE k {owner} PLACED -> 0"));
     }

@@ -57,7 +57,7 @@ fn who_is_told_by_another_connection_than_that_of_its_place_keeps_the_lock() {
         h < 1
         h < A
         ears heard a !SUPERSEDED
-        bound k = nobody
+        h > LOCK.INFO k -> {holders.0.client null}
         h > HGET k @fence -> '$A'
         h > LOCK.RELEASE k a -> 1
         ears heard b B",
@@ -77,7 +77,7 @@ fn a_place_without_a_session_outlives_its_connection() {
             queue k = a b
             h > LOCK.RELEASE k h -> 1
             ears heard a A
-            bound k = nobody"
+            h > LOCK.INFO k -> {{holders.0.client null}}"
         ));
     }
 }
@@ -91,7 +91,7 @@ fn the_connection_that_asked_last_counts() {
         ears heard nothing
         h > LOCK.RELEASE k h -> 1
         ears heard a A
-        bound k = second
+        h > LOCK.INFO k -> {holders.0.client $second}
         second closes
         ears heard b B",
     );
@@ -113,7 +113,7 @@ fn a_hold_ends_with_its_connection_unless_it_was_claimed_by_another() {
             "h > LOCK.RELEASE k h -> 1
             ears heard a A
             {claim}
-            bound k = a
+            h > LOCK.INFO k -> {{holders.0.client $a}}
             a closes
             {release}
             ears heard b B

@@ -7,7 +7,7 @@ use redis_lock_testing::{Play, Server};
 /// sends more behind that; `next` stands behind it. `b` waits for `j`, and sends more, too.
 #[track_caller]
 fn lined_up(server: Server, before: &str, options: &str, behind_a: &str, behind_b: &str) -> Play {
-    let mut play = Play::on(server).and_held("");
+    let mut play = Play::on(server).and_held();
     play.run(&format!(
         "h > LOCK.ACQUIRE j h LONG -> token
         {before}

@@ -42,7 +42,7 @@ fn one_who_resends_and_one_who_closes_its_socket_then() {
             h < 1
             {awake}
             stays < T{round}
-            $id gone
+            until o > CLIENT LIST ID $id -> ''
             settled
             o > HGET k @fence -> '$T{round}'
             stays > LOCK.RELEASE k owner -> 1
@@ -102,7 +102,7 @@ fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     let script = "local released = redis.call('LOCK.RELEASE', 'k', 'h') \
         local function now() local time = redis.call('TIME') return time[1] + time[2] / 1000000 end \
         local start = now() while now() - start < 1 do end return released";
-    Play::on(server).and_held("").run(&format!(
+    Play::on(server).and_held().run(&format!(
         "a > LOCK.ACQUIRE k a BLOCKED -> ..
         next > LOCK.ACQUIRE k next BLOCKED -> ..
         o sends EVAL \"{script}\" 0

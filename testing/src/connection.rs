@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use redis::{Parser, Value};
+use rustix::io::retry_on_intr;
 
 use crate::{Error, Result, SOON};
 
@@ -47,12 +48,7 @@ struct Uninterrupted<'s>(&'s TcpStream);
 
 impl Read for Uninterrupted<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        loop {
-            match self.0.read(buffer) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                read => return read,
-            }
-        }
+        Ok(retry_on_intr(|| rustix::io::read(self.0, &mut *buffer))?)
     }
 }
 
@@ -84,7 +80,7 @@ impl Connection {
     }
 
     /// Sends some commands at once.
-    pub fn send_all(&mut self, lines: &[Vec<&str>]) -> Result<()> {
+    pub fn send_all(&mut self, lines: &[Vec<impl AsRef<[u8]>>]) -> Result<()> {
         let packed: Vec<u8> = lines.iter().flat_map(|line| pack(line)).collect();
         self.send_bytes(&packed)
     }

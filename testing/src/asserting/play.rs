@@ -11,10 +11,8 @@
 //! ears heard b !SUPERSEDED              whose place ended, and how; `b U 2000` with a lease
 //! ears heard nothing
 //! b closes                              the server knows, too; or just `b drops`
-//! $n gone                               a connection that had this id
 //! a sends DEL k | PING                  and reads no reply yet
 //! queue k = b c                         who waits, in order, or `nobody`
-//! bound k = b                           to whose connection the first hold is, or `nobody`
 //! lock_waiters = 2                      a number of `INFO`
 //! until lock_sessions = 0               what the server does later
 //! settled                               it has done what it does by itself
@@ -49,8 +47,8 @@ use std::time::Duration;
 use redis::Value;
 use regex::{Captures, Regex};
 
-use super::{Client, Cluster, scene, slot, tag};
-use crate::{SOON, Server, comes_true, pack};
+use super::{Client, Cluster, eventually, scene, slot, tag};
+use crate::{SOON, Server, comes_true, reply_text};
 
 /// A scene on a server.
 pub struct Play {
@@ -124,15 +122,13 @@ impl Play {
     /// the channel `ch`.
     #[track_caller]
     pub fn held() -> Self {
-        Self::start().and_held("")
+        Self::start().and_held()
     }
 
-    /// The same on this server, in a mode such as `SHARED`.
+    /// The same on this server.
     #[track_caller]
-    pub fn and_held(mut self, mode: &str) -> Self {
-        self.run(&format!(
-            "h > LOCK.ACQUIRE k h LONG {mode} -> H\n ears hears ch"
-        ));
+    pub fn and_held(mut self) -> Self {
+        self.run("h > LOCK.ACQUIRE k h LONG -> H\n ears hears ch");
         self
     }
 
@@ -155,13 +151,6 @@ impl Play {
         self
     }
 
-    /// All servers are sound.
-    #[track_caller]
-    pub fn assert_all_sound(&self) {
-        self.server.assert_sound();
-        self.others.values().for_each(Server::assert_sound);
-    }
-
     /// The connection of this name.
     #[track_caller]
     pub fn client(&mut self, name: &str) -> &mut Client {
@@ -176,9 +165,8 @@ impl Play {
         let tag = tag(|slot| slot < 5000, 0);
         let mut nodes = cluster.nodes.into_iter();
         let mut play = Self::on(nodes.next().unwrap());
-        for (name, node) in ["n1", "n2"].into_iter().zip(nodes) {
-            play.others.insert(name.into(), node);
-        }
+        play.others
+            .extend(["n1", "n2"].map(String::from).into_iter().zip(nodes));
         for (nth, id) in cluster.ids.into_iter().enumerate() {
             play.name(&format!("id{nth}"), id);
         }
@@ -266,9 +254,12 @@ impl Play {
         let server = |name: &str| self.others.get(name).unwrap_or(&self.server);
         match words[..] {
             ["settled"] => scene::settle(&self.server),
-            ["sound"] => self.assert_all_sound(),
+            ["sound"] => {
+                self.server.assert_sound();
+                self.others.values().for_each(Server::assert_sound);
+            }
             ["in", "step", ..] => {
-                self.assert_all_sound();
+                self.line("sound")?;
                 let replica = words.get(3).unwrap_or(&"r");
                 self.server.assert_same_data(&self.others[*replica]);
             }
@@ -287,16 +278,12 @@ impl Play {
                 return is_logged.then_some(()).ok_or_else(|| self.server.log());
             }
             ["queue", key, "=", ref owners @ ..] => {
-                let queue = scene::queue(&mut self.observer, key).join(" ");
+                let info = self.observer.call(&format!("LOCK.INFO {key}"));
+                let owner = |nth| scene::at(&info, &format!("waiters.{nth}.owner")).cloned();
+                let waiting = (0..).map_while(owner).map(reply_text);
+                let queue = waiting.collect::<Option<Vec<_>>>().unwrap().join(" ");
                 let queue = if queue.is_empty() { "nobody" } else { &queue };
                 return self.agrees(queue, &owners.join(" "));
-            }
-            ["bound", key, "=", owner] => {
-                let bound = scene::bound(&mut self.observer, key);
-                let mut actors = self.actors.iter();
-                let whose = actors.find(|(_, actor)| Some(actor.id) == bound);
-                let whose = whose.map_or("nobody", |(name, _)| name.as_str()).to_owned();
-                return self.agrees(&whose, owner);
             }
             [field, "=", expected] => {
                 let number = match field.split_once('.') {
@@ -328,13 +315,15 @@ impl Play {
             [name, "stops"] => server(name).stop().unwrap(),
             [name, "goes", "on"] => server(name).go_on().unwrap(),
             [ms, "ms", "pass"] => std::thread::sleep(Duration::from_millis(ms.parse().unwrap())),
-            [id, "gone"] => scene::await_gone(&mut self.observer, id.parse().unwrap()),
             [who, "drops"] => drop(self.actors.remove(who).ok_or("nobody")?),
             [who, "closes"] => {
                 let actor = self.actors.remove(who).ok_or("nobody")?;
                 let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
                 drop(actor.client);
-                scene::await_gone(&mut observer, actor.id);
+                let connection = format!("CLIENT LIST ID {}", actor.id);
+                eventually("the connection is gone", || {
+                    observer.bulk(&connection).is_empty()
+                });
             }
             _ => panic!("what is this? {line}"),
         }
@@ -385,11 +374,9 @@ impl Play {
 
     /// Several commands in one write.
     fn send(&mut self, who: &str, commands: &[&str]) {
-        let packed: Vec<_> = commands
-            .iter()
-            .map(|command| pack(&words(command)))
-            .collect();
-        self.actor(who).client.send_bytes(&packed.concat());
+        let lines: Vec<_> = commands.iter().copied().map(words).collect();
+        // A server that has gone shows when its reply is read.
+        let _ = self.actor(who).client.send_all(&lines);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::{Client, eventually, int, nil, status, text};
-use crate::{Server, reply_text};
+use crate::Server;
 
 /// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
 ///
@@ -20,15 +20,6 @@ pub const MIGRATE_KEY: &str = "o > MIGRATE 127.0.0.1 $n1 $key 0 5000 -> OK";
 
 /// Node 1 serves the slot from now on.
 pub const END_MOVE: &str = "each o@n1 o o@n2: # > CLUSTER SETSLOT $slot NODE $id1 -> OK";
-
-/// Waits until the server has no connection of this id any more.
-#[track_caller]
-pub fn await_gone(observer: &mut Client, id: i64) {
-    let name = format!("id={id} ");
-    eventually("the connection is gone", || {
-        !observer.bulk("CLIENT LIST").contains(&name)
-    });
-}
 
 /// Waits until the server has done what it does by itself because of what was
 /// before: the last such thing is a grant that nobody heard of, which it takes
@@ -78,26 +69,6 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
 pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
     assert_eq!(set, status("OK"));
-}
-
-/// The owners that wait for a lock, in order.
-#[track_caller]
-pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
-    let info = observer.call(&format!("LOCK.INFO {key}"));
-    let owners = (0..).map_while(|nth| at(&info, &format!("waiters.{nth}.owner")));
-    owners
-        .map(|owner| reply_text(owner.clone()).unwrap())
-        .collect()
-}
-
-/// The connection to which the first holder of a lock is bound.
-#[track_caller]
-pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
-    let info = observer.call(&format!("LOCK.INFO {key}"));
-    match at(&info, "holders.0.client")? {
-        Value::Int(id) => Some(*id),
-        _ => None,
-    }
 }
 
 /// The value of a field in a map, or in a flat list of names and values.
