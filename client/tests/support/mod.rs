@@ -222,11 +222,14 @@ pub fn calls(observer: &mut Client, command: &str) -> u64 {
     all.into_iter().find_map(of).unwrap_or_default()
 }
 
-/// How often any command was called but `INFO`, with which this counts.
-pub fn all_calls(observer: &mut Client) -> u64 {
+/// How often any command was called but `PING`, and `INFO`, with which this counts.
+pub fn calls_but_pings(observer: &mut Client) -> u64 {
     let all = calls_by_name(observer);
-    let others = all.into_iter().filter(|(name, _)| name != "info");
-    others.map(|(_, calls)| calls).sum()
+    let is_other = |(name, _): &(String, u64)| !["info", "ping"].contains(&name.as_str());
+    all.into_iter()
+        .filter(is_other)
+        .map(|(_, calls)| calls)
+        .sum()
 }
 
 /// The connection to which the only hold on a lock is bound.
