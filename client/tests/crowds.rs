@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Client, SOON, Server, spawn};
+use redis_lock_testing::{SOON, Server, spawn};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::task::JoinSet;
 
