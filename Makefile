@@ -65,20 +65,23 @@ MODULE_TESTS := $(call tests_in,.) model
 OTHER_TESTS := $(sort $(filter-out $(MODULE_TESTS),$(foreach crate, \
 	bench chaos client conformance lockctl redlock testing tests/interop,$(call tests_in,$(crate)))))
 
+# The floor's allocator is the server's.
+WORKSPACE := --workspace --exclude redis-lock-floor --locked
+
 .PHONY: test
 test: deps build ## Run all tests but those of 'make interop', against SERVER
 	@$(SERVER) --version
-	cargo test --workspace --locked --no-run
+	cargo test $(WORKSPACE) --no-run
 	@echo "Two halves run side by side now. Each is shown when it has ended."
 	@$(SIDE_BY_SIDE) test-module test-others
 
 .PHONY: test-module test-others
 test-module:
-	cargo test --workspace --locked $(addprefix --test ,$(MODULE_TESTS))
+	cargo test $(WORKSPACE) $(addprefix --test ,$(MODULE_TESTS))
 
 test-others:
-	cargo test --workspace --locked --lib --bins $(addprefix --test ,$(OTHER_TESTS))
-	cargo test --workspace --locked --doc
+	cargo test $(WORKSPACE) --lib --bins $(addprefix --test ,$(OTHER_TESTS))
+	cargo test $(WORKSPACE) --doc
 	$(MAKE) --no-print-directory test-tls
 
 .PHONY: test-tls
@@ -113,8 +116,7 @@ test-on/%:
 
 .PHONY: test-all
 test-all: deps build ## Run all tests, those of a server against every one at hand, into COMPATIBILITY.md
-	@# The floor's allocator is the server's.
-	cargo test --workspace --exclude redis-lock-floor --locked --lib --bins
+	cargo test $(WORKSPACE) --lib --bins
 	cargo test --workspace --locked --doc
 	@$(MAKE) --no-print-directory test-tls
 	cargo test --workspace --locked --test '*' --no-run
