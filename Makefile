@@ -117,10 +117,10 @@ test-on/%:
 .PHONY: test-all
 test-all: deps build ## Run all tests, those of a server against every one at hand, into COMPATIBILITY.md
 	cargo test $(WORKSPACE) --lib --bins
-	cargo test --workspace --locked --doc
+	cargo test $(WORKSPACE) --doc
 	@$(MAKE) --no-print-directory test-tls
-	cargo test --workspace --locked --test '*' --no-run
-	@scripts/compatibility cargo test --workspace --locked --no-fail-fast --test '*' -- --show-output
+	cargo test $(WORKSPACE) --test '*' --no-run
+	@scripts/compatibility cargo test $(WORKSPACE) --no-fail-fast --test '*' -- --show-output
 
 .PHONY: test-asan
 test-asan: deps ## Run the module's own tests against SERVER, with AddressSanitizer in the module

@@ -100,7 +100,8 @@ unsafe fn write(
     ctx: *mut RedisModuleCtx,
     name: *mut RedisModuleString,
     key: *mut RedisModuleKey,
-    [owner, leaves]: [*mut RedisModuleString; 2],
+    owner: *mut RedisModuleString,
+    leaves: *mut RedisModuleString,
     lease_ms: i64,
 ) -> i64 {
     let token = TOKEN.get() + 1;
@@ -170,7 +171,7 @@ unsafe extern "C" fn acquire(
         let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE) as c_int;
         let key = open_key.unwrap()(ctx, name, mode).cast::<RedisModuleKey>();
         if key_type.unwrap()(key) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            let token = write(ctx, name, key, [owner, null_mut()], lease_ms);
+            let token = write(ctx, name, key, owner, null_mut(), lease_ms);
             close_key.unwrap()(key);
             return reply_with_number.unwrap()(ctx, token);
         }
@@ -208,7 +209,7 @@ unsafe extern "C" fn release(
         read(key, owner);
         let waiter = WAITER.take();
         if let Some((_, next)) = waiter {
-            write(ctx, name, key, [next, owner], 600_000);
+            write(ctx, name, key, next, owner, 600_000);
             free_string.unwrap()(null_mut(), next);
         } else {
             unlink_key.unwrap()(key);

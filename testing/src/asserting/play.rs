@@ -48,7 +48,7 @@ use redis::Value;
 use regex::{Captures, Regex};
 
 use super::{Client, Cluster, eventually, scene, slot, tag};
-use crate::{SOON, Server, comes_true, reply_text};
+use crate::{SOON, Server, comes_true, pack, reply_text};
 
 /// A scene on a server.
 pub struct Play {
@@ -374,9 +374,9 @@ impl Play {
 
     /// Several commands in one write.
     fn send(&mut self, who: &str, commands: &[&str]) {
-        let lines: Vec<_> = commands.iter().copied().map(words).collect();
-        // A server that has gone shows when its reply is read.
-        let _ = self.actor(who).client.send_all(&lines);
+        let packed = commands.iter().flat_map(|command| pack(&words(command)));
+        let packed: Vec<u8> = packed.collect();
+        self.actor(who).client.send_bytes(&packed);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {
