@@ -99,6 +99,10 @@ pub struct Campaign {
     /// The grace period in milliseconds: as long as it has to be if not given
     #[arg(long)]
     grace: Option<u64>,
+    /// Have the clocks of the nodes differ by up to two seconds, and one gain and one lose this
+    /// many microseconds a second
+    #[arg(long, value_name = "MICROSECONDS")]
+    clock_drift_ppm: Option<i64>,
     /// Have bare commands behind witnesses use the locks for data, and see what becomes of it
     #[arg(long, value_enum)]
     workload: Option<Workload>,
@@ -153,6 +157,7 @@ impl Campaign {
             replicas: self.replicas,
             lease_max_ms: self.lease_max.unwrap_or(lease_max_ms),
             grace_ms: self.grace,
+            drift_ppm: self.clock_drift_ppm,
         }
     }
 
@@ -174,9 +179,7 @@ impl Campaign {
     /// Whether these go together.
     fn examine(&self) -> Result<(), String> {
         if self.workload.is_some() && !self.follows() {
-            return Err(
-                "a workload wants bare commands, and --topology sentinel or cluster".into(),
-            );
+            return Err("a workload wants bare commands and --topology sentinel or cluster".into());
         }
         if self.client == Who::Redlock && (self.servers < 3 || self.servers.is_multiple_of(2)) {
             return Err("a majority needs an odd number of servers, 3 at least".into());
@@ -193,9 +196,7 @@ impl Campaign {
         let (client, duration) = (self.client, self.duration);
         println!("seed {seed}, {duration} s, {client:?} on {topology:?}, {protection}");
         println!("{server} with {module}");
-        let dir = tempfile::Builder::new()
-            .prefix("redis-lock-chaos-")
-            .tempdir();
+        let dir = tempfile::TempDir::with_prefix("redis-lock-chaos-");
         let dir = dir.map_err(|error| error.to_string())?;
         let mut rng = StdRng::seed_from_u64(seed);
         let path = self.module.canonicalize();
@@ -238,11 +239,9 @@ impl Campaign {
             survived = faults.fleet.await_empty();
         }
         let broken = report::show(&breaches, &history);
-        let (seconds, all) = (
-            start.elapsed(),
-            report::totals(&history, &faults.counts, &broken),
-        );
-        println!("totals: {:.1} s; {all}; seed {seed}", seconds.as_secs_f64());
+        let all = report::totals(&history, &faults.counts, &broken);
+        let seconds = start.elapsed().as_secs_f64();
+        println!("totals: {seconds:.1} s; {all}; seed {seed}");
         let kept = match self.until_breach_of {
             // What it breaks may keep clients from coming to an end.
             Some(_) if is_found(&breaches, self.until_breach_of) => Ok(true),

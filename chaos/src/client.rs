@@ -327,8 +327,7 @@ impl Client {
         }
         let asked_ms = match block_ms {
             Some(0) => FOR_EVER_MS,
-            Some(block_ms) => block_ms,
-            None => 0,
+            block_ms => block_ms.unwrap_or(0),
         };
         let (margin_ms, outcome) = match self.side {
             None => (FAULTS_MS, Outcome::Silent),

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Proxy, Server, Setup, comes_true, local, reply_text};
+use redis_lock_testing::{
+    Clock, Connection, Fate, Proxy, Server, Setup, comes_true, local, reply_text,
+};
 
 use crate::protection::Protection;
 
@@ -71,6 +73,8 @@ pub struct Node {
     pub clients: [Proxy; SIDES],
     /// Where its own connections come from.
     pub source: IpAddr,
+    /// The one it goes by, if it is not the machine's.
+    _clock: Option<Clock>,
 }
 
 /// All nodes, and those who watch them.
@@ -96,10 +100,17 @@ fn ask_text(addr: SocketAddr, words: &[&str]) -> Option<String> {
 }
 
 impl Node {
-    fn start(setup: &Setup, dir: &Path, number: usize) -> Result<Self, String> {
+    fn start(
+        setup: &Setup,
+        dir: &Path,
+        number: usize,
+        clock: Option<Clock>,
+    ) -> Result<Self, String> {
         let source = format!("127.0.0.{}", 10 + number);
         let mut setup = setup.clone().options(&["--bind-source-addr", &source]);
         setup.dir = Some(dir.join(format!("node-{number}")));
+        let variables = clock.iter().flat_map(|clock| clock.environment.clone());
+        setup.environment.extend(variables);
         let mut server = setup.start()?;
         let (peers, bus) = (
             Proxy::to(server.addr())?,
@@ -127,6 +138,7 @@ impl Node {
             peers,
             bus,
             source: source.parse().map_err(|_| "no such address".to_owned())?,
+            _clock: clock,
         })
     }
 
@@ -175,10 +187,13 @@ impl Fleet {
         };
         setup = match topology {
             Topology::One => setup.options(&["--appendonly", "yes"]),
-            Topology::Cluster => setup.in_a_cluster().options(&cluster::SETTINGS),
+            Topology::Cluster => {
+                let settings: Vec<&str> = cluster::SETTINGS.split(' ').collect();
+                setup.in_a_cluster().options(&settings)
+            }
             _ => setup,
         };
-        let start = |number| Node::start(&setup, dir, number);
+        let start = |number| Node::start(&setup, dir, number, protection.clock(number));
         let nodes: Vec<Node> = (1..=count).map(start).collect::<Result<_, _>>()?;
         if matches!(topology, Topology::One | Topology::Sentinel) {
             for node in &nodes[1..] {

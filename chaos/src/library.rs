@@ -470,11 +470,12 @@ impl Section<'_> {
     }
 
     fn over(&self, outcome: Outcome) {
-        let noted = self.ending();
-        self.worker
-            .shared
-            .journal
-            .ended(noted, clock::now(), outcome);
+        self.ended(self.ending(), outcome);
+    }
+
+    fn ended(&self, noted: usize, outcome: Outcome) {
+        let journal = &self.worker.shared.journal;
+        journal.ended(noted, clock::now(), outcome);
     }
 
     /// Claims nothing of the last moments, if the connection of the session has ended.
@@ -531,11 +532,7 @@ impl Section<'_> {
             }
             _ => {
                 let noted = self.ending();
-                let outcome = guard.release().await;
-                self.worker
-                    .shared
-                    .journal
-                    .ended(noted, clock::now(), outcome);
+                self.ended(noted, guard.release().await);
             }
         }
     }

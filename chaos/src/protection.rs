@@ -1,6 +1,8 @@
-//! What the servers are told to do about fail-overs.
+//! What the servers are told to do about fail-overs, and by which clocks they do it.
 
 use std::fmt::{self, Display};
+
+use redis_lock_testing::Clock;
 
 /// How long what is told by a message lasts unclaimed.
 pub const CLAIM_TIMEOUT_MS: u64 = 600;
@@ -34,6 +36,8 @@ pub struct Protection {
     pub lease_max_ms: u64,
     /// How long nothing is granted, if not as long as it has to be.
     pub grace_ms: Option<u64>,
+    /// How many microseconds a second one node gains and another loses, if clocks differ.
+    pub drift_ppm: Option<i64>,
 }
 
 impl Protection {
@@ -44,6 +48,7 @@ impl Protection {
             replicas: 0,
             lease_max_ms,
             grace_ms: None,
+            drift_ppm: None,
         }
     }
 
@@ -64,6 +69,15 @@ impl Protection {
         };
         settings.push(("lock.claim-timeout", CLAIM_TIMEOUT_MS.to_string()));
         settings
+    }
+
+    /// The clock of this node, if not the machine's: up to a second ahead or behind at first.
+    pub fn clock(&self, node: usize) -> Option<Clock> {
+        let (drift_ppm, clock) = (self.drift_ppm?, Clock::new());
+        let seconds = [0, 1, -1][node % 3];
+        clock.set_ahead(seconds);
+        clock.gain_ppm(seconds * drift_ppm);
+        Some(clock)
     }
 
     /// How long what is told by a message lasts unclaimed.
@@ -109,6 +123,12 @@ impl Display for Protection {
         write!(formatter, "mode {mode:?}, leases up to {lease_max_ms} ms")?;
         for (name, value) in self.settings() {
             write!(formatter, ", {name} {value}")?;
+        }
+        if let Some(ppm) = self.drift_ppm {
+            write!(
+                formatter,
+                ", clocks that differ by 2 s and drift by {ppm} ppm"
+            )?;
         }
         Ok(())
     }

@@ -36,9 +36,8 @@ fn outcomes(history: &History) -> BTreeMap<String, usize> {
 fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
     let sum: usize = kinds.values().sum();
     let each = kinds.iter();
-    let each: Vec<String> = each
-        .map(|(kind, count)| format!("{} {count}", kind.as_ref()))
-        .collect();
+    let each = each.map(|(kind, count)| format!("{} {count}", kind.as_ref()));
+    let each: Vec<String> = each.collect();
     match each.is_empty() {
         true => sum.to_string(),
         false => format!("{sum} ({})", each.join(", ")),
@@ -78,12 +77,8 @@ pub fn show(breaches: &[Breach], history: &History) -> BTreeMap<String, usize> {
         let first = first.saturating_sub(DONE_BEFORE);
         let near = |one: &&Interference| one.overlaps(first, last);
         for one in history.interferences.iter().filter(near) {
-            println!(
-                "  {} to {} ms: == {}",
-                one.from / MS,
-                one.until / MS,
-                one.what
-            );
+            let (from_ms, until_ms) = (one.from / MS, one.until / MS);
+            println!("  {from_ms} to {until_ms} ms: == {}", one.what);
         }
     }
     broken

@@ -96,11 +96,8 @@ impl Scene {
             match words[..] {
                 ["primary" | "replica" | "all", ..] => self.servers(line),
                 ["after", ms, "ms"] => thread::sleep(Duration::from_millis(number(ms))),
-                ["within", ms, "ms"] => {
-                    if self.asked.elapsed() > Duration::from_millis(number(ms)) {
-                        return;
-                    }
-                }
+                ["within", ms, "ms"] if self.asked.elapsed().as_millis() <= number(ms).into() => {}
+                ["within", ..] => return,
                 ["until", who, what] => self.until(who, what),
                 [who, ..] => {
                     let mut party = self.party(who);

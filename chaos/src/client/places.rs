@@ -122,10 +122,9 @@ impl Client {
             return self.ends(&place, None, false);
         }
         let outcome = self.ends(&place, told, true);
-        if is_given_up {
-            Outcome::NotAvailable
-        } else {
-            outcome
+        match is_given_up {
+            true => Outcome::NotAvailable,
+            false => outcome,
         }
     }
 

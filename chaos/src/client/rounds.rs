@@ -198,12 +198,11 @@ impl Client {
         while clock::now() < end && !self.shared.is_over() {
             let left_ms = end.saturating_sub(clock::now()) / MS;
             // A session works for longer than its lease without a renewal.
-            let third_ms = if ask.session {
-                left_ms
-            } else {
-                hold.ask.lease_ms / 3
+            let unrenewed_ms = match ask.session {
+                true => left_ms,
+                false => left_ms.min(hold.ask.lease_ms / 3),
             };
-            self.sleep(0, third_ms.min(left_ms));
+            self.sleep(0, unrenewed_ms);
             if !self.act(hold) {
                 if !self.is_watched() {
                     // It may have been lost, or may come into force later.

@@ -141,10 +141,9 @@ impl Minority {
                 fleet.set(server, [true; SIDES], fate);
                 fleet.nodes[server].server.crash();
                 // A vote may have been cast until now.
-                ms = if self.restart_at_once {
-                    0
-                } else {
-                    LEASE_MS_MAX + SLACK_MS
+                ms = match self.restart_at_once {
+                    true => 0,
+                    false => LEASE_MS_MAX + SLACK_MS,
                 };
             }
             "stopped" => fleet.nodes[server].server.stop()?,

@@ -24,8 +24,8 @@ use redis_lock_testing::{Fate, comes_true};
 
 use super::Faults;
 use crate::clock;
-use crate::fleet::{NODES, Node};
-use crate::history::Effect;
+use crate::fleet::NODES;
+use crate::history::Effect::{BringsBack, EndsHolds, HoldsCommandsBack, StopsTheServer};
 
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -61,7 +61,7 @@ impl Faults {
         let from = clock::now();
         self.fleet.nodes[self.primary].server.crash();
         if loses_writes {
-            self.note_effects("crash", &[Effect::EndsHolds, Effect::BringsBack], from);
+            self.note_effects("crash", &[EndsHolds, BringsBack], from);
         }
         self.sleep(0, 500);
         let server = &mut self.fleet.nodes[self.primary].server;
@@ -70,7 +70,7 @@ impl Faults {
         }
         server.restart()?;
         // The new process knows of no session.
-        let effects = [Effect::StopsTheServer, Effect::HoldsCommandsBack];
+        let effects = [StopsTheServer, HoldsCommandsBack];
         self.note_effects("crash", &effects, from);
         self.set_any_fsync()?;
         Ok(true)
@@ -80,9 +80,8 @@ impl Faults {
     fn replica_in_step(&self) -> Option<usize> {
         let replica = 1 - self.primary;
         let nodes = &self.fleet.nodes;
-        nodes[replica]
-            .follows(&nodes[self.primary])
-            .then_some(replica)
+        let is_in_step = nodes[replica].follows(&nodes[self.primary]);
+        is_in_step.then_some(replica)
     }
 
     /// The primary hands over to its replica, which is promised to lose nothing.
@@ -111,7 +110,7 @@ impl Faults {
             self.admin = None;
             self.fleet.lead_to(replica);
         }
-        self.note_effects("fail-over", &[Effect::HoldsCommandsBack], from);
+        self.note_effects("fail-over", &[HoldsCommandsBack], from);
         Ok(is_promoted)
     }
 
@@ -126,11 +125,7 @@ impl Faults {
         if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
             return Err("the replica can't be promoted".into());
         }
-        let effects = [
-            Effect::EndsHolds,
-            Effect::BringsBack,
-            Effect::StopsTheServer,
-        ];
+        let effects = [EndsHolds, BringsBack, StopsTheServer];
         self.note_effects("promotion", &effects, from);
         self.fleet.lead_to(replica);
         self.fleet.nodes[old].server.restart()?;
@@ -142,18 +137,15 @@ impl Faults {
 
     /// Does this to a node. What does not reach it then is lost, or arrives later.
     fn hurt(&mut self, node: usize, how: Hurt) -> Result<(), String> {
-        let is_lost = self.rng.random_bool(0.5);
-        let fate = if is_lost {
-            Fate::Swallowed
-        } else {
-            Fate::KeptBack
+        let fate = match self.rng.random_bool(0.5) {
+            true => Fate::Swallowed,
+            false => Fate::KeptBack,
         };
-        let Node {
-            server, clients, ..
-        } = &mut self.fleet.nodes[node];
+        let hurt = &mut self.fleet.nodes[node];
+        let clients = &hurt.clients;
         match how {
-            Hurt::Killed => server.crash(),
-            Hurt::Stopped => server.stop()?,
+            Hurt::Killed => hurt.server.crash(),
+            Hurt::Stopped => hurt.server.stop()?,
             Hurt::CutOff => {
                 clients.iter().for_each(|way| way.set(fate));
                 self.fleet.cut_off_from_peers(node, fate);
@@ -164,9 +156,7 @@ impl Faults {
                 way.into_iter().for_each(|way| way.set(fate));
                 self.fleet.cut_off_from_peers(node, fate);
             }
-            Hurt::CutOffFromWitnesses => {
-                self.fleet.cut_off_from_witnesses(node, Fate::Swallowed);
-            }
+            Hurt::CutOffFromWitnesses => self.fleet.cut_off_from_witnesses(node, Fate::Swallowed),
             Hurt::CutOffFromPrimary => self.fleet.cut_off_replica(self.primary, node, fate),
         }
         Ok(())
@@ -199,7 +189,7 @@ impl Faults {
         }
         self.heal(node, how)?;
         if how == Hurt::Stopped {
-            self.note_effects("stop", &[Effect::StopsTheServer], from);
+            self.note_effects("stop", &[StopsTheServer], from);
         }
         Ok(true)
     }

@@ -17,18 +17,9 @@ const ACQUAINTANCE: Duration = Duration::from_secs(30);
 
 /// The settings of each node. A replica that lags may be promoted, too, and
 /// stays with its primary.
-pub(super) const SETTINGS: [&str; 10] = [
-    "--cluster-node-timeout",
-    "1000",
-    "--cluster-announce-ip",
-    "127.0.0.1",
-    "--cluster-replica-validity-factor",
-    "0",
-    "--cluster-allow-replica-migration",
-    "no",
-    "--cluster-require-full-coverage",
-    "no",
-];
+pub(super) const SETTINGS: &str = "--cluster-node-timeout 1000 \
+    --cluster-announce-ip 127.0.0.1 --cluster-replica-validity-factor 0 \
+    --cluster-allow-replica-migration no --cluster-require-full-coverage no";
 
 /// What the names of all locks begin with, so that the nodes serve them.
 pub(super) fn prefix() -> String {

@@ -21,7 +21,8 @@ pub struct Clock {
 /// Where in the file each number is, in bytes.
 const AHEAD_US: u64 = 0;
 const STANDS_AT_US: u64 = 8;
-const LENGTH: u64 = 16;
+const GAINS_PPM: u64 = 16;
+const LENGTH: u64 = 24;
 
 impl Clock {
     /// A clock that shows the right time. It is a library in C, which is built here.
@@ -70,6 +71,11 @@ impl Clock {
     /// Stops the clock at this millisecond since 1970.
     pub fn stop_at_ms(&self, ms: i64) {
         self.write(STANDS_AT_US, ms * 1000);
+    }
+
+    /// Has this clock and the ones that nobody sets gain so many microseconds a second.
+    pub fn gain_ppm(&self, ppm: i64) {
+        self.write(GAINS_PPM, ppm);
     }
 
     fn write(&self, at: u64, number: i64) {

@@ -1,7 +1,8 @@
 /* A wall clock that a test can set, for a process that loads this library with
- * LD_PRELOAD. The file that SETTABLE_CLOCK names holds two numbers of eight bytes: by how
- * many microseconds the clock is ahead; and where it stands still, in microseconds since
- * 1970, or 0 if it runs.
+ * LD_PRELOAD. The file that SETTABLE_CLOCK names holds three numbers of eight bytes: by how
+ * many microseconds the clock is ahead; where it stands still, in microseconds since 1970,
+ * or 0 if it runs; and how many microseconds it and the clocks that nobody sets gain in a
+ * second, from the start of the process on.
  *
  * Where it stands still, clock_gettime shows that very moment, also of CLOCK_BOOTTIME, so
  * that the two go together. gettimeofday shows one microsecond more each time it is asked,
@@ -23,13 +24,23 @@
 #include <unistd.h>
 
 static struct setting {
-    _Atomic int64_t ahead_us, stands_at_us;
+    _Atomic int64_t ahead_us, stands_at_us, gains_ppm;
 } running, *setting = &running;
 
+static int64_t in_us(struct timespec t) { return t.tv_sec * 1000000LL + t.tv_nsec / 1000; }
+
 static struct timespec shifted(struct timespec t, int64_t by_us) {
-    int64_t us = t.tv_sec * 1000000LL + t.tv_nsec / 1000 + by_us;
+    int64_t us = in_us(t) + by_us;
     struct timespec result = {us / 1000000, us % 1000000 * 1000 + t.tv_nsec % 1000};
     return result;
+}
+
+static int64_t running_us(void) {
+    static _Atomic int64_t started_us;
+    struct timespec now;
+    syscall(SYS_clock_gettime, CLOCK_BOOTTIME, &now);
+    if (started_us == 0) started_us = in_us(now);
+    return in_us(now) - started_us;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *t) {
@@ -42,7 +53,9 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
         return 0;
     }
     if (syscall(SYS_clock_gettime, clock, t) != 0) return -1;
-    if (is_wall) *t = shifted(*t, setting->ahead_us);
+    int64_t gains_ppm = stands_too || clock == CLOCK_MONOTONIC ? setting->gains_ppm : 0;
+    int64_t gained_us = gains_ppm == 0 ? 0 : running_us() * gains_ppm / 1000000;
+    *t = shifted(*t, gained_us + (is_wall ? setting->ahead_us : 0));
     return 0;
 }
 
