@@ -105,20 +105,12 @@ const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
 const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
 
 /// What is done to them behind witnesses.
-const TO_FOLLOWERS: [Kind; 11] = [
+const TO_FOLLOWERS: [Kind; 12] = [
     (1, "primary killed", Replace(Killed, 500)),
     (1, BACK_AT_ONCE, Primary(Killed, 0, 0)),
-    (
-        1,
-        "primary stopped for a moment",
-        Primary(Stopped, 50, DOWN_AFTER_MS - 100),
-    ),
+    (1, "short stop", Primary(Stopped, 50, DOWN_AFTER_MS - 100)),
     (2, "primary stopped", Replace(Stopped, 1000)),
-    (
-        2,
-        "primary cut off from its peers",
-        Replace(CutOffFromPeers, 2000),
-    ),
+    (2, "primary without peers", Replace(CutOffFromPeers, 2000)),
     (1, "primary cut off", Replace(CutOff, 1000)),
     (2, "late replica promoted", Do(Faults::promote_late_one)),
     (1, "replica late", Replica(CutOffFromPrimary, 50, 2500)),
@@ -129,6 +121,7 @@ const TO_FOLLOWERS: [Kind; 11] = [
         Replica(Stopped, 50, 4 * DOWN_AFTER_MS),
     ),
     (1, "promotion by command", Do(Faults::order_promotion)),
+    (1, "two killed in turn", Do(Faults::replace_twice)),
 ];
 const BACK_AT_ONCE: &str = "primary killed, back at once";
 

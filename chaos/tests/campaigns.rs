@@ -118,7 +118,7 @@ const THROUGH_FAIL_OVERS: [(&str, &str); 10] = [
         "sentinel --mode plain: primary killed; primary killed, back at once",
     ),
     ("", "sentinel --mode plain: primary stopped"),
-    ("", "sentinel --mode plain: primary cut off from its peers"),
+    ("", "sentinel --mode plain: primary without peers"),
     ("", "sentinel --mode plain: late replica promoted"),
     ("", "cluster --mode plain: late replica promoted"),
     (

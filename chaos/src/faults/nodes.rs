@@ -202,6 +202,13 @@ impl Faults {
         self.heal(self.primary, how)
     }
 
+    /// Whoever has its place is killed, too, while the grace period lasts if there is one.
+    pub(super) fn replace_twice(&mut self) -> Result<bool, String> {
+        self.replace_primary(Hurt::Killed, 0)?;
+        self.primary = self.fleet.await_well()?;
+        self.replace_primary(Hurt::Killed, 500)
+    }
+
     pub(super) fn any_replica(&mut self) -> usize {
         (self.primary + self.rng.random_range(1..NODES)) % NODES
     }
