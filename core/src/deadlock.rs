@@ -4,12 +4,11 @@
 //! if one of those waits, directly or through others, for the one who would wait. The look
 //! is made once, when the wait begins, and follows a thousand waits at most.
 //!
-//! Whoever stands in front in a queue adds nothing: an owner stands for one thread of work,
-//! so it waits for this lock alone, and thus for the same holders.
+//! Waiters in front in a queue add nothing: an owner stands for one thread of work, so
+//! each of them waits for this lock alone, and thus for the same holders.
 //!
-//! Whoever wants one of several permits waits for none of their holders in
-//! particular: any of them may give one back. So a wait counts only if every
-//! holder must be gone before it can end.
+//! An owner that wants one of several permits waits for no holder in particular: any of them
+//! may give one back. So a wait counts only if every holder must be gone before it can end.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +35,7 @@ pub(crate) struct WaitFor<'w> {
     pub(crate) position: Option<WaiterId>,
 }
 
-/// Locks that were looked at just now, without what is over. Others may have changed.
+/// Locks that were read just now, without what is over. Other locks may have changed.
 pub(crate) type Certain = BTreeMap<KeyBuf, Lock>;
 
 /// Who waits for whom.
@@ -68,7 +67,7 @@ impl<'g> Graph<'g> {
     /// The lock of this wait, if all who hold it have to let go before the wait can end.
     fn blocked_by(self, wait: WaitFor<'_>, left: &Cell<usize>) -> Option<&'g Lock> {
         let (lock, queues) = (self.lock(wait.key)?, self.queues);
-        // Who holds the lock already is served as soon as anybody is.
+        // An owner that holds the lock already is served as soon as anybody is.
         let is_blocked = lock.holder(wait.owner).is_none()
             && (wait.limit == Limit::EXCLUSIVE
                 || lock.is_exclusive()
@@ -92,7 +91,7 @@ impl<'g> Graph<'g> {
     /// itself.
     pub(crate) fn cycle_of(self, newcomer: WaitFor<'g>) -> Option<Vec<WaitEdge>> {
         let (mut waits, mut next) = (SmallVec::<[_; 1]>::from_buf([newcomer]), 0);
-        // The waits by which owners were reached first.
+        // For each owner, the wait by which it was reached first.
         let mut reached_by: BTreeMap<&Owner, WaitFor<'_>> = BTreeMap::new();
         let (mut followed, waits_left) = (BTreeSet::new(), Cell::new(WAITS_LOOKED_AT));
         while let Some(&wait) = waits.get(next) {

@@ -6,8 +6,8 @@ use crate::holder::{Holder, Permit};
 use crate::request::Owner;
 use crate::token::FencingToken;
 
-/// One write, which has the same effect on the keyspace of the primary and, as
-/// a core command, on that of a replica.
+/// One write to the keyspace of the primary. Replicas get the core command that is named
+/// here, which has the same effect on theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// `HSET key owner holds [@permit:owner permit] [@fence token]`
@@ -16,9 +16,9 @@ pub enum Effect {
         owner: Owner,
         /// Its new hold count.
         holds: i64,
-        /// Its permit, where others may hold the lock with it.
+        /// Its permit, if others may hold the lock with it.
         permit: Option<Permit>,
-        /// The token, where it is new.
+        /// The token, if it is new.
         new_token: Option<FencingToken>,
     },
     /// `HDEL key owner @permit:owner`

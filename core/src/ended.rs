@@ -1,9 +1,8 @@
 //! Holds that are over and are still stored.
 //!
-//! The server tells of the end of a connection where it allows no writes. What
-//! ended with it waits here until somebody may write. **What has ended is over
-//! before the next command sees the lock**: whoever reads a lock takes what has
-//! ended of it from here first.
+//! The server tells of the end of a connection at a moment when it allows no writes. What ended
+//! with it waits here until a command or a timer may write. **What has ended is over before the
+//! next command sees the lock**: each step first takes what has ended of its lock from here.
 //!
 //! To note, to find and to take what has ended of one lock takes logarithmic time, and
 //! a step for each of its holds.
@@ -40,14 +39,14 @@ pub struct Ended {
     pub owner: Owner,
     /// Their token.
     pub token: FencingToken,
-    /// How many are left to the owner, if it has more.
+    /// How many holds the owner keeps at most.
     pub left: i64,
-    /// Why the others are over.
+    /// Why its other holds are over.
     pub by: EndedBy,
 }
 
 impl Ended {
-    /// Ends them. Returns the holder as it was, and how many holds it is left.
+    /// Ends them. Returns the holder as it was, and how many holds it keeps.
     pub(crate) fn end(&self, lock: &mut Lock, effects: &mut Effects) -> Option<(Holder, i64)> {
         let held = lock.holder(&self.owner);
         let held = held.filter(|held| held.token == Some(self.token))?.clone();
@@ -91,8 +90,8 @@ impl EndedHolds {
         ended.map_or(&[], |ended| ended)
     }
 
-    /// Takes what has ended of this lock. The caller removes it from the data, unless nobody
-    /// can.
+    /// Takes what has ended of this lock. The caller removes it from the stored lock,
+    /// unless nobody can.
     pub fn take(&mut self, key: KeyRef<'_>) -> SmallVec<[Ended; 1]> {
         self.by_key.remove(&key as &dyn AnyKey).unwrap_or_default()
     }

@@ -64,12 +64,12 @@ pub(crate) type Holders = SmallVec<[Holder; 1]>;
 pub struct Lock {
     /// Who holds it. Nobody does if it is free.
     pub(crate) holders: Holders,
-    /// The newest token that is stored, or was before the last holder left just
-    /// now. A free lock has one where somebody removed the owner's field alone.
+    /// The newest token that is stored, or was before the last holder left just now. A
+    /// free lock has one if somebody removed the owner's field alone.
     pub last_token: Option<FencingToken>,
     /// The expiry of the key, in milliseconds since 1970.
     pub(crate) expires_at_ms: Option<i64>,
-    /// How many permits the key holds of owners that somebody removed.
+    /// How many permits are left in the key whose owners somebody removed.
     pub(crate) leftovers: usize,
 }
 
@@ -140,8 +140,7 @@ impl Lock {
         strictest.has_room_beside(self.holders.len())
     }
 
-    /// Ends the leases that are over, of a lock that several may hold. Returns whose they
-    /// were.
+    /// Ends the leases that are over, if several may hold the lock. Returns their owners.
     pub fn end_leases(&mut self, now: Now, effects: &mut Effects) -> SmallVec<[Owner; 1]> {
         let is_over = |holder: &Holder| holder.is_overdue(now.ms());
         let over = self.holders.iter().filter(|holder| is_over(holder));
@@ -159,9 +158,9 @@ impl Lock {
         over
     }
 
-    /// Grants the lock, or one hold more of it, if that is possible now. `before` is how many
-    /// of its holds the owner has been told of, if not of all. `in_turn` says whether nobody
-    /// waits in front of a newcomer.
+    /// Grants the lock, or one hold more of it, if that is possible now. `before` is the
+    /// hold count that the owner knows of, where a grant to it is not told yet. `in_turn`
+    /// says whether nobody waits in front of a newcomer.
     pub fn acquire(
         &mut self,
         request: &AcquireRequest,
@@ -196,7 +195,7 @@ impl Lock {
             limit: request.limit,
         };
         if request.limit == Limit::EXCLUSIVE {
-            // What was written before it in this step is gone again.
+            // The replacement overwrites whatever this step wrote before.
             effects.clear();
             effects.push(Effect::Replace {
                 owner: holder.owner.clone(),
@@ -392,7 +391,7 @@ impl Lock {
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
-        // Many that end at once are ended from the last one on.
+        // If many end at once, the last one is ended first, and is found first here.
         let is_it = |holder: &Holder| holder.owner == *owner;
         if let Some(at) = self.holders.iter().rposition(is_it) {
             self.holders.remove(at);

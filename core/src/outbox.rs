@@ -6,14 +6,14 @@
 //! Then nobody knows of the hold, and it is given back.
 //!
 //! # One rule
-//! An owner has at most one grant here for each lock: a later request of it takes the
-//! earlier one over. A grant asks for a count of holds, and knows how many the owner had
-//! before. It is told if the owner still has its token, and as many holds. Where it is
-//! lost, the owner is left with as many as before, if that is less than what it has. A
-//! release that is answered meanwhile sets how many it had before to what it left, and a
-//! renewal to as many as it renewed at least. Where the session ends by which the owner
-//! had them, it had none. A renewal asks for no count, so nothing is
-//! given back where its reply is lost.
+//! For each lock an owner has at most one grant here: a later request takes the earlier
+//! grant over. A grant asks for a count of holds, and knows how many the owner had `before`.
+//! - It is told if the owner still has its token and at least as many holds.
+//! - If it is lost, the owner keeps at most `before` holds.
+//! - A release that is answered meanwhile sets `before` to what it left.
+//! - A renewal that is told raises `before` to the holds that it renewed. A lost one gives
+//!   none back.
+//! - The end of the session by which the owner had the holds sets `before` to 0.
 //!
 //! # What it costs
 //! Everything about one reply takes logarithmic time.
@@ -36,14 +36,14 @@ pub(crate) struct Out {
     pub(crate) token: FencingToken,
     /// How many holds it tells of.
     pub(crate) holds: i64,
-    /// How many its owner had before, if it tells of a grant and not of a renewal.
+    /// How many its owner had before, if it is a grant and no renewal.
     pub(crate) before: Option<i64>,
-    /// What is to be kept up once it is told, if it asks for that.
+    /// The session that begins once it is told, if the request asked for one.
     pub(crate) session: Option<SessionToBe>,
     /// It is in the output buffer of its client. An error may still take its place.
     pub(crate) is_said: bool,
-    /// When it is given up by the steady clock, and its serial number in the line for
-    /// replicas, while it is withheld.
+    /// While it is withheld: when it is given up, by the steady clock, and its serial
+    /// number in the line for replicas.
     pub(crate) withheld: Option<(i64, u64)>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Outbox {
     by_id: BTreeMap<WaiterId, Out>,
     /// At most one grant, and any renewals.
     by_hold: BTreeSet<(HoldId, WaiterId)>,
-    /// What ends with each connection.
+    /// The replies that end with each connection.
     by_client: BTreeSet<(ClientId, WaiterId)>,
 }
 
@@ -93,7 +93,7 @@ impl Outbox {
         self.by_id.insert(id, out);
     }
 
-    /// Takes what is told now, or never.
+    /// Takes a reply that is told now, or never will be.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.by_id.remove(&id)?;
         self.by_hold.remove(&(out.hold.clone(), id));
@@ -117,8 +117,8 @@ impl Outbox {
         of_hold.find_map(|(_, id)| self.get(*id).filter(|out| out.before.is_some()))
     }
 
-    /// The session has ended by which an owner had these holds. Returns whether it is about
-    /// to be told of them: if that is lost, it had none before.
+    /// The session of these holds has ended. If a grant of them is still to be told, the
+    /// owner counts as having had none before. Returns whether there is such a grant.
     pub(crate) fn session_ended(&mut self, hold: &HoldId, token: FencingToken) -> bool {
         let out = self.grant_of(hold).filter(|out| out.token == token);
         let id = out.map(|out| out.to.id());
@@ -126,7 +126,7 @@ impl Outbox {
         out.map(|out| out.before = Some(0)).is_some()
     }
 
-    /// Something that ends with this client's connection.
+    /// A reply that ends with this client's connection.
     pub(crate) fn any_of(&self, client: ClientId) -> Option<WaiterId> {
         let all = WaiterId::all_behind(client);
         self.by_client.range(all).next().map(|(_, id)| *id)

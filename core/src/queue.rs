@@ -61,7 +61,7 @@ pub struct Counts {
 struct Queue {
     key: KeyBuf,
     ids: BTreeSet<WaiterId>,
-    /// The last waiter that was found to wait for long.
+    /// The last waiter that was logged as slow.
     slow: Option<WaiterId>,
     recheck_at_ms: Option<i64>,
     /// The lock as the last step has left it.
@@ -90,7 +90,7 @@ pub struct WaitQueues {
     by_owner: BTreeMap<(Owner, KeyBuf), WaiterId>,
     /// Looks that are planned, at most one for each key. Its queue knows for when.
     rechecks: BTreeSet<(i64, KeyBuf)>,
-    /// Behind which key a round goes on in which all keys are looked at.
+    /// A round in which all keys are looked at goes on behind this key, the last one done.
     round: Option<Bound<KeyBuf>>,
     next_id: u64,
     places: usize,
@@ -168,7 +168,7 @@ impl WaitQueues {
         id
     }
 
-    /// Names somebody who waits for something else than a lock.
+    /// A new name, also for a client that waits for something else than a lock.
     pub fn new_id(&mut self) -> WaiterId {
         let id = WaiterId(self.next_id);
         self.next_id += 1;
@@ -195,7 +195,7 @@ impl WaitQueues {
         Some(waiter)
     }
 
-    /// What the owner waits with for this key.
+    /// The owner's waiter for this key.
     pub fn waiter_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
         let wait = (owner.clone(), self.queue(key)?.key.clone());
         self.waiter(*self.by_owner.get(&wait)?)
@@ -270,8 +270,8 @@ impl WaitQueues {
         self.by_id.get(&id).map(Box::as_ref)
     }
 
-    /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
-    /// as a look shows that may go on for so many waits.
+    /// Whether another owner asks for the lock exclusively in front of `position`, or, without
+    /// one, anywhere in the queue. Looks at `waits_left` waits at most, and counts them off.
     pub fn has_exclusive_before(
         &self,
         key: KeyRef<'_>,
@@ -288,7 +288,7 @@ impl WaitQueues {
         others.any(|one| one.request.owner != *owner && one.request.limit == Limit::EXCLUSIVE)
     }
 
-    /// What this owner waits with.
+    /// All that this owner waits for.
     pub fn waits_of<'q>(&'q self, owner: &'q Owner) -> impl Iterator<Item = &'q Waiter> {
         let first = (owner.clone(), self.no_key.clone());
         let from_first = self.by_owner.range(first..);
@@ -325,14 +325,14 @@ impl WaitQueues {
         self.by_id.values().next().map(Box::as_ref)
     }
 
-    /// The next of the key's waiters that has not been found to wait for long.
+    /// The key's first waiter that is not logged as slow yet.
     pub fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter> {
         let queue = self.queue(key)?;
         let behind = queue.slow.map_or(Bound::Unbounded, Bound::Excluded);
         self.waiter(*queue.ids.range((behind, Bound::Unbounded)).next()?)
     }
 
-    /// Notes that this waiter, and all before it, have been found to wait for long.
+    /// Notes that this waiter, and so all before it, have been logged as slow.
     pub fn note_slow(&mut self, key: KeyRef<'_>, id: WaiterId) {
         if let Some(queue) = self.queue_mut(key) {
             queue.slow = Some(id);

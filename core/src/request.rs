@@ -22,8 +22,8 @@ pub const RESERVED_PREFIX: u8 = b'@';
 /// Who holds a lock, or wants to: 1 to 1024 bytes of any value that do not
 /// begin with `@`. Cheap to clone, because a queue and its index share it.
 ///
-/// Names of one program mostly begin alike, so they are compared by their hashes first, and
-/// that is the order in which owners are kept.
+/// Names of one program mostly begin alike. So they are compared by their hashes first,
+/// and kept in that order.
 #[derive(Clone, Default, Eq, PartialOrd, Ord)]
 pub struct Owner {
     hash: u64,
@@ -218,11 +218,11 @@ pub struct AcquireRequest {
     pub owner: Owner,
     /// How long the grant shall last, counted from the grant.
     pub lease: Lease,
-    /// The hold that is asked for, where the client says so.
+    /// The hold that is asked for, if the client names one.
     pub hold: Option<HoldNumber>,
     /// With how many others the owner would hold the lock.
     pub limit: Limit,
-    /// The connection as long as which the hold shall last.
+    /// The connection that the hold is bound to, if any (`SESSION`).
     pub session: Option<ClientId>,
 }
 

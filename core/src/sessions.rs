@@ -6,8 +6,8 @@
 //! What is stored is a lock like any other: a binding is lost with the server's process, and
 //! stays with the name of its lock.
 //!
-//! Whoever holds by a connection believes in its hold while the connection lives. So where a
-//! lease could not be kept up, the connection has to be closed.
+//! A client with a session trusts its hold while its connection lives. So if a lease could
+//! not be kept up, the connection has to be closed.
 //!
 //! # What it costs
 //! Everything about one hold takes logarithmic time.
@@ -54,7 +54,7 @@ pub struct SessionToBe {
     pub client: ClientId,
     /// The lease to be kept up.
     pub lease: Lease,
-    /// When the one ends that is told of, in milliseconds since 1970.
+    /// When the lease that the reply tells of ends, in milliseconds since 1970.
     pub end_ms: i64,
 }
 
@@ -67,13 +67,12 @@ pub struct Binding {
     pub told_elsewhere: bool,
     /// The token of the holds.
     pub token: FencingToken,
-    /// How long they shall last at least, from any moment on.
+    /// The lease that is kept up.
     pub lease: Lease,
-    /// Until when they last as far as they have been kept up, in milliseconds
-    /// since 1970.
+    /// When the last lease that counts ends, in milliseconds since 1970.
     pub kept_until_ms: i64,
-    /// Leases count from their acknowledgement on that wait for it by this serial number or
-    /// a later one: those before it were made void by a lease that was set.
+    /// Leases that wait for replicas by a smaller serial number are void, even if
+    /// acknowledged: a lease has been set since.
     pub counts_from: u64,
     /// Whether the owner has claimed its grant. Until then nothing keeps it up.
     pub is_claimed: bool,
@@ -88,7 +87,7 @@ impl Binding {
         self.told_elsewhere |= !is_one;
     }
 
-    /// A grant lets the holds last until then at least.
+    /// The holds last until then at least.
     pub fn last_until(&mut self, at_ms: i64) {
         self.kept_until_ms = self.kept_until_ms.max(at_ms);
     }
@@ -180,9 +179,9 @@ impl Sessions {
         None
     }
 
-    /// Binds holds to one connection more. Re-entry does not shorten the lease that is kept up.
-    /// `was_plain` says whether they were held before, and
-    /// bound to none: then their owner was told of them elsewhere.
+    /// Binds holds to one connection more. Re-entry does not shorten the lease that is
+    /// kept up. `was_plain` says whether they were held before without a session: then the
+    /// owner was told of them elsewhere.
     pub fn bind(
         &mut self,
         hold: HoldId,
@@ -202,7 +201,7 @@ impl Sessions {
             is_claimed: false,
             renew_at_ms: session.end_ms,
         });
-        // A longer lease is kept up as was planned.
+        // If a longer lease is kept up, its next renewal stays as planned.
         if !binding.is_claimed || binding.lease <= lease {
             binding.lease = lease;
             binding.is_claimed = true;
@@ -263,9 +262,8 @@ impl Sessions {
         (*at_ms <= now_ms).then(|| hold.clone())
     }
 
-    /// Takes holds whose renewal is due at `now_ms`, and plans the one after it.
-    /// Whoever finds that they are over unbinds them, and whoever finds that their
-    /// connections have ended takes them from there.
+    /// Takes holds whose renewal is due at `now_ms`, and plans the one after it. The caller
+    /// unbinds holds that are over, and unties them from connections that have ended.
     pub fn take_due(&mut self, now_ms: i64) -> Option<HoldId> {
         let hold = self.next_due(now_ms)?;
         let token = self.binding(&hold)?.token;

@@ -34,7 +34,8 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
 
-/// How many digits a number of 64 bits has at most, with a sign. Any of so many fits without one.
+/// The most digits of a signed number of 64 bits. Any number of so many fits into 64
+/// unsigned bits.
 const DIGITS_MAX: usize = 19;
 
 /// How long three numbers and two spaces are at most.
@@ -80,8 +81,8 @@ pub struct HeldAlone {
 }
 
 impl HeldAlone {
-    /// Reads the values of the owner's field and of that of the token, if it is there.
-    /// Nothing where a lock has no such values.
+    /// Reads the value of the owner's field and, if there is one, of the token's. Returns
+    /// nothing for values that no lock has.
     pub fn read(holds: &[u8], token: Option<&[u8]>) -> Option<Self> {
         Some(Self {
             holds: parse_holds(holds)?,

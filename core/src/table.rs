@@ -11,13 +11,12 @@
 //! with the ends that are due: leases, sessions, grants that nobody heard of.
 //!
 //! # Invariants
-//! - What is remembered never says that somebody holds a lock; the stored hash alone
-//!   does. It may say that a stored hold is over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
-//!   ends, and no two owners ever hold one lock.
-//! - Where a lock has room for who waits for it first, a recheck is planned.
-//! - No step takes more than [`GRANTS_A_STEP`] grants. What is left is planned for now, so
-//!   that others have their turn in between.
-//!
+//! - What is remembered never says that somebody holds a lock: only the stored hash says
+//!   so. It may say that a stored hold is over. If that is lost, by a restart or a
+//!   fail-over, the hold lasts until its lease ends, and no two owners ever hold one lock.
+//! - If a lock has room for its first waiter, a recheck is planned.
+//! - No step makes more than [`GRANTS_A_STEP`] grants. The rest is planned for now, so
+//!   that other locks have their turn in between.
 
 mod acknowledged;
 mod connections;
@@ -73,7 +72,7 @@ pub struct Settings {
     pub max_holders: usize,
     /// How many places there may be in all queues.
     pub max_places: usize,
-    /// How long a grant to a place lasts at most that nobody claims, in milliseconds.
+    /// How long an unclaimed grant to a place lasts at most, in milliseconds.
     pub claim_timeout_ms: i64,
     /// How often a contended lock is looked at for no other reason, in milliseconds.
     pub recheck_interval_ms: i64,
@@ -159,13 +158,13 @@ pub struct Step {
     pub log: Vec<LogLine>,
     /// The last holder gave the lock back, or was made to, and nobody has it now.
     pub freed: bool,
-    /// What came of the request is not told yet. Its client waits by this name for the
+    /// The result of the request is not told yet. Its client waits by this name for the
     /// [`Answer`].
     pub withheld: Option<WaiterId>,
-    /// Nothing has to be written, and yet something waits for replicas, or its client may
-    /// do so by `WAIT`, which since Redis 7.2 covers what it wrote itself. What they have
-    /// acknowledged so far says nothing of now: by now one of them may be a primary. So
-    /// something that changes nothing has to go to them.
+    /// Nothing is written, but something waits for a fresh acknowledgement of replicas, or
+    /// the client may, by `WAIT`, which since Redis 7.2 covers only what the client wrote
+    /// itself. An old acknowledgement proves nothing: a replica may have been promoted
+    /// since. So a write that changes nothing has to go to the replicas.
     pub stream_goes_on: bool,
 }
 
@@ -209,9 +208,9 @@ pub struct LockTable {
     /// Waits that the server does not end by itself, those for a place and those for replicas:
     /// when each ends, in milliseconds of the steady clock.
     time_outs: BTreeSet<(i64, WaiterId)>,
-    /// Clients whose connections have ended, and with them something that is still here.
+    /// Clients whose connections have ended, while something of theirs is still here.
     gone: BTreeSet<ClientId>,
-    /// Of which of them something was ended last.
+    /// The one of them that had its turn last.
     last_gone: ClientId,
     /// How much has ended at once with connections since the last wake.
     ended_at_once: usize,
@@ -241,10 +240,10 @@ impl LockTable {
         }
     }
 
-    /// Takes a step with a lock as it is stored: ends what is over of it, does what is asked,
-    /// hands the lock off, and plans the next look at it. What is to be done goes to `step`,
-    /// which is empty and too large to be moved. It comes before what is returned is told,
-    /// unless that is withheld.
+    /// Takes a step with a lock as it is stored: ends what is over, does what is asked,
+    /// hands the lock off, and plans the next look at it. What is to be done goes to
+    /// `step`, which is empty and too large to be moved. The caller does it before it
+    /// tells the result, unless the result is withheld.
     #[inline]
     pub fn step<T>(
         &mut self,
@@ -277,9 +276,9 @@ impl LockTable {
             let replaced = std::mem::take(&mut transition.replaced);
             transition.tell_not_granted(replaced);
         }
-        // Who has just begun to wait is not served before it is told so.
+        // A client that has just begun to wait is told so before it is served.
         if !transition.has_queued {
-            // What a request has left of an earlier one of its owner comes in its turn.
+            // If the owner's earlier request still waits, it is served in its turn.
             transition.earlier = None;
             transition.hand_off();
         }

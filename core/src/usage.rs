@@ -28,7 +28,7 @@ pub enum Usage {
     TokenOutOfRange,
     #[error("LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE")]
     LockCommandGuarded,
-    /// They say 1 at once within a module.
+    /// Called by a module, they reply at once, whatever replicas have acknowledged.
     #[error("LOCK.GUARD runs no WAIT or WAITAOF; send them after it")]
     WaitGuarded,
     #[error("QUEUE must be between 1 and 86400000 milliseconds")]

@@ -1,4 +1,4 @@
-//! Who waits, for what, and to whom the end of that is told.
+//! A waiter: who waits for what, and who is told of its end.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -20,7 +20,7 @@ pub struct Wait {
     pub client: ClientId,
     /// When it gives up by the steady clock, in milliseconds, if ever.
     pub until_ms: Option<i64>,
-    /// Where its end is published, if it is a place, for which no client is blocked.
+    /// Where its end is published, if it is a place: then no client is blocked.
     pub channel: Option<Channel>,
 }
 
@@ -84,15 +84,15 @@ impl Waiter {
         until_ms.is_some_and(|until_ms| until_ms <= steady_ms)
     }
 
-    /// Whether it must not be granted anything any more, with what connections that have
-    /// ended. The server ends the wait of a client that is blocked.
+    /// Whether it must not be granted anything any more: its time is over, or the connection
+    /// of its session has `ended`. For a blocked client the server itself ends the wait.
     pub fn is_over(&self, steady_ms: i64, ended: &BTreeSet<ClientId>) -> bool {
         let has_ended = |client: ClientId| ended.contains(&client);
         let session = self.request.session;
         self.is_place() && (self.is_late(steady_ms) || session.is_some_and(has_ended))
     }
 
-    /// As its messages name it, if it is a place.
+    /// The place as its messages name it, if it is one.
     pub fn place(&self) -> Option<Place> {
         Some(Place {
             id: self.id,
@@ -104,7 +104,7 @@ impl Waiter {
         })
     }
 
-    /// To whom its end is told.
+    /// Who is told of its end.
     pub fn addressee(&self) -> Addressee {
         match self.place() {
             None => Addressee::Blocked(self.id, self.wait.client),
@@ -126,7 +126,7 @@ impl Waiter {
     }
 }
 
-/// To whom the end of a wait is told.
+/// Who is told of the end of a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addressee {
     /// This client, which is blocked.
@@ -171,6 +171,6 @@ pub struct Place {
     pub channel: Channel,
     /// The client that asked last.
     pub client: ClientId,
-    /// The lease with which a grant begins that a message tells of.
+    /// The lease with which its grant begins.
     pub first_lease: Lease,
 }

@@ -16,7 +16,7 @@ use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
 
 impl Settings {
-    /// Whether anything may be granted or handed on to somebody who waits.
+    /// Whether anything may be granted or handed on to waiters.
     pub(super) fn grants(&self) -> bool {
         let are_enough = self.acks.is_none_or(|acks| acks.connected >= acks.replicas);
         self.may_grant && are_enough
@@ -24,7 +24,7 @@ impl Settings {
 }
 
 impl Transition<'_> {
-    /// Fails where what this request gets could never be told.
+    /// Fails if a grant or a renewal of this request could never be told.
     pub(super) fn can_be_told(&self) -> Result<(), LockError> {
         match self.table.settings.acks {
             Some(acks) if acks.connected < acks.replicas => Err(LockError::NoReplicas),
@@ -92,9 +92,9 @@ impl Transition<'_> {
         self.step.withheld = Some(id);
     }
 
-    /// The lease of holds that are bound to a connection counts as it is now: at once, or, where
-    /// that is later than before and has to be acknowledged, once it is. Where another lease is
-    /// `set`, to be kept up from now on, those that wait count no more: they may end later.
+    /// Has the lease of holds that are bound to a connection count as it is stored: at once,
+    /// or, if it ends later than before and replicas are needed, once they acknowledge it. If a
+    /// new lease is `set`, those still waiting for replicas are void, since they may end later.
     pub(super) fn lease_counts(&mut self, owner: &Owner, token: FencingToken, set: Option<Lease>) {
         let table = &mut *self.table;
         if table.sessions.is_empty() {
@@ -172,13 +172,13 @@ impl LockTable {
         (replies, true)
     }
 
-    /// The owner of whose holds a withheld reply tells.
+    /// The owner whose holds a withheld reply tells of.
     pub fn told_by(&self, id: WaiterId) -> Option<&Owner> {
         Some(&self.outbox.get(id)?.hold.owner)
     }
 
-    /// What the client of a reply that was withheld is told at last: what it was to be,
-    /// if that is still true of its lock as it is stored.
+    /// Ends the wait of a withheld reply. Its client is told what it was to be, if that is
+    /// still true of the lock as it is stored.
     pub fn tell(
         &mut self,
         id: WaiterId,
@@ -189,7 +189,7 @@ impl LockTable {
         self.end_gone(&hold);
         let out = self.outbox.get(id)?;
         let held = stored.ok().and_then(|stored| {
-            // The others, of which there may be many, don't matter.
+            // The other holders don't matter, and there may be many.
             let mut lock = Lock::held_by(stored.holder(&out.hold.owner)?.clone());
             self.end_in_view(out.hold.key.as_ref(), &mut lock, now);
             let held = lock.holder(&out.hold.owner)?;
@@ -220,14 +220,14 @@ impl LockTable {
         Some((to, Answer::Granted(token)))
     }
 
-    /// Plans a look at holds before the last lease that counts is over. Where it is about
-    /// to be, their connection is closed.
+    /// Plans a look at holds before the last lease that counts is over. If it is almost
+    /// over, their connections are closed.
     pub(super) fn look_before_it_ends(&mut self, hold: &HoldId, token: FencingToken, now_ms: i64) {
         let bound = self.sessions.binding(hold);
         let Some(bound) = bound.filter(|bound| bound.token == token) else {
             return;
         };
-        // A lease may be shorter than that.
+        // A lease may be shorter than `CLOSED_BEFORE_MS`.
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
             self.to_close.extend(bound.clients.iter().copied());

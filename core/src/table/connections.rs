@@ -49,8 +49,8 @@ impl LockTable {
         binding.clients.last().copied()
     }
 
-    /// A connection has ended, and with it the places and the holds of its session, and what
-    /// its client was to be told. Whoever sees a lock ends what is over of it first.
+    /// A connection has ended, and with it its session's places and holds, and the replies that
+    /// are on their way to its client. Each later step first ends what is over of its own lock.
     pub fn connection_ended(&mut self, client: ClientId) {
         self.gone.insert(client);
         while self.ended_at_once < bound(ENDS_A_STEP) && self.end_one_of(client) {
@@ -73,8 +73,8 @@ impl LockTable {
         true
     }
 
-    /// Ends what is left of connections that have ended, of each in turn: at most `at_most` of
-    /// it.
+    /// Ends at most `at_most` things that are left of connections that have ended, of each
+    /// connection in turn.
     pub fn end_some_gone(&mut self, at_most: usize) {
         self.ended_at_once = 0;
         for _ in 0..at_most {
@@ -86,7 +86,7 @@ impl LockTable {
         }
     }
 
-    /// Has a place leave whose owner is told so later.
+    /// Takes a waiter from its queue. If it is a place, its owner is told so later.
     pub(super) fn leave_untold(&mut self, id: WaiterId, end: WaitEnd, now_ms: i64) {
         if let Some((to, _)) = self.leave(id, end, now_ms) {
             self.tell_later(to);
@@ -100,7 +100,7 @@ impl LockTable {
         }
     }
 
-    /// Ends what is over of these holds with connections that have ended.
+    /// Ends what is over of these holds because connections have ended.
     pub(super) fn end_gone(&mut self, hold: &HoldId) {
         if self.gone.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl LockTable {
         }
         let untied = self.sessions.untie(hold, &self.gone);
         if let Some(binding) = untied.filter(|binding| !binding.told_elsewhere)
-            // Who is about to be told of its holds has them, unless that is lost.
+            // If a grant is still to be told, the owner keeps its holds unless the grant is lost.
             && !self.outbox.session_ended(hold, binding.token)
         {
             let by = EndedBy::Session;
@@ -121,7 +121,7 @@ impl LockTable {
         }
     }
 
-    /// The same of all who hold this lock.
+    /// The same for all holders of this lock.
     pub fn end_gone_on(&mut self, key: KeyRef<'_>, lock: &Lock) {
         if !self.gone.is_empty() {
             for holder in lock.holders().iter().rev() {
@@ -130,7 +130,7 @@ impl LockTable {
         }
     }
 
-    /// This grant ends with a connection that has ended. A place is told so later.
+    /// This reply is lost with a connection that has ended. A place is told so later.
     fn lose_gone(&mut self, id: WaiterId) {
         let Some(out) = self.lose(id) else { return };
         match out.to.is_place() {
@@ -151,8 +151,8 @@ impl LockTable {
         }
     }
 
-    /// Somebody has heard of the grant that was on its way to it, if one was, or never
-    /// will.
+    /// The waiter has `heard` of the grant that was on its way to it, or never will. There
+    /// may be no such grant.
     pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
         if let Some(hold) = self.outbox.get(id).map(|out| out.hold.clone()) {
             self.end_gone(&hold);
@@ -164,8 +164,8 @@ impl LockTable {
         }
     }
 
-    /// Binds holds to the connection that is told of them now, if it asked for that. They
-    /// last as long as their lease, which counts from when it was granted.
+    /// The owner is told of its holds now. If it asked for a session, they are bound to
+    /// its connection: their lease counts from the grant.
     pub(super) fn told(&mut self, out: Out, now_ms: i64) {
         let (hold, token, is_place) = (out.hold, out.token, out.to.is_place());
         let (key, owner) = (hold.key.as_ref(), &hold.owner);
@@ -186,7 +186,7 @@ impl LockTable {
         }
     }
 
-    /// Nobody will hear of this grant. Its owner is left with as many holds as it had before.
+    /// Nobody will hear of this reply. If it is a grant, its owner keeps as many holds as before.
     pub(super) fn lose(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.take_out_of_box(id)?;
         if let Some(before) = out.before {
@@ -200,7 +200,7 @@ impl LockTable {
         Some(out)
     }
 
-    /// Takes what is told now, or never.
+    /// Takes a reply that is told now, or never will be.
     pub(super) fn take_out_of_box(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.outbox.take(id)?;
         if let Some((until_ms, serial)) = out.withheld {
@@ -210,7 +210,7 @@ impl LockTable {
         Some(out)
     }
 
-    /// Has a wait end here, unless the server ends it.
+    /// Plans the end of a wait that the server does not end by itself.
     pub(super) fn end_here(&mut self, id: WaiterId, wait: &Wait) {
         let ends_here = wait.is_for_place() || self.settings.acks.is_some();
         if let Some(until_ms) = wait.until_ms.filter(|_| ends_here) {
@@ -272,7 +272,8 @@ impl LockTable {
         Some(waiter)
     }
 
-    /// Nobody can or need write what has ended of this key, which is no lock at the moment.
+    /// This key is no lock at the moment, or another node serves it. So what has ended of
+    /// it need not or can't be written, and is forgotten.
     pub fn forget_ended(&mut self, key: KeyRef<'_>) {
         self.ended.take(key);
     }

@@ -15,8 +15,8 @@ use crate::sessions::HoldId;
 /// How soon to try again while the server must not write.
 pub const REFUSED_RETRY_MS: i64 = 10;
 
-/// How long before the end of a lease its connection is closed, where the lease could not
-/// be kept up, or nobody has acknowledged it.
+/// How long before the end of a session's lease its connection is closed, if the lease
+/// could not be kept up, or replicas have not acknowledged it.
 pub(super) const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
 
 /// How many bound holds are looked at, and their connections closed, in a millisecond, at the
@@ -90,7 +90,7 @@ impl Transition<'_> {
         }
         let effects = &mut self.step.effects;
         let token = binding.token;
-        // It may have been set since the last renewal.
+        // The setting may have changed since the last renewal.
         let lease = binding.lease.min(self.table.settings.max_lease);
         let kept = self.lock.keep(owner, token, lease, now, effects);
         if kept {
@@ -108,7 +108,7 @@ impl Transition<'_> {
 
 impl LockTable {
     /// When there is something to do next by the wall clock, in milliseconds since 1970,
-    /// if ever. What is overdue has a time that is over.
+    /// if ever. What is overdue has a time in the past.
     pub fn wake_at_ms(&self, now: Now) -> Option<i64> {
         let is_settled = self.ended.is_empty()
             && self.unchecked.is_empty()
@@ -177,7 +177,7 @@ impl LockTable {
 
     fn take_unchecked(&mut self) -> Option<Due> {
         while let Some(id) = self.unchecked.pop_first() {
-            // Who waits no more need not be checked.
+            // A waiter that has left need not be checked.
             if let Some(waiter) = self.queues.waiter(id) {
                 let (key, work) = (waiter.key.clone(), Work::CheckWait(id));
                 return Some(Due { key, work });
@@ -201,7 +201,7 @@ impl LockTable {
             Err(error) => {
                 self.forget_ended(key);
                 if let Work::Keep(owner) = &due.work {
-                    // It is no lock at the moment, and may be one again.
+                    // The key is no lock at the moment, and may be one again.
                     self.not_kept(HoldId::new(key, owner), now.ms());
                 }
                 self.refuse_all(key, &error, now.ms(), step);
@@ -218,8 +218,8 @@ impl LockTable {
         });
     }
 
-    /// A session's lease could not be kept up. It is tried again, sooner and sooner;
-    /// before the lease is over, its connection is closed.
+    /// A session's lease could not be kept up. That is tried again at shorter and shorter
+    /// intervals. Before the lease is over, the connection is closed.
     fn not_kept(&mut self, hold: HoldId, now_ms: i64) {
         self.end_gone(&hold);
         let binding = self.sessions.binding(&hold).cloned();
@@ -241,7 +241,7 @@ impl LockTable {
         }
     }
 
-    /// The key has become something else. Who waits for it is told so.
+    /// The key has become something else. Its waiters are told so.
     fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64, step: &mut Step) {
         while step.answers.len() < bound(GRANTS_A_STEP)
             && let Some(id) = self.queues.first(key).map(|first| first.id)
@@ -262,7 +262,7 @@ impl LockTable {
             NotNow::NotServedHere => SLOT_RETRY_MS,
         });
         if why == NotNow::NotServedHere {
-            // Whoever serves the key now knows of no connection here.
+            // The node that serves the key now knows of no connection here.
             self.forget_ended(key);
         }
         match due.work {
@@ -276,8 +276,8 @@ impl LockTable {
         self.queues.recheck_by(key, again_ms);
     }
 
-    /// The server refuses every write. Does what can be done without for at most `at_most`
-    /// of the sessions that are due. Returns when to go on, if anything is left to be done or to be tried again.
+    /// The server refuses writes. Handles at most `at_most` of the sessions that are due,
+    /// without a write. Returns when to go on, if anything is left to do or to try again.
     pub fn put_off_everything(&mut self, now: Now, at_most: usize) -> Option<i64> {
         let now_ms = now.ms();
         for _ in 0..at_most {
@@ -288,7 +288,7 @@ impl LockTable {
         }
         let is_session_due = self.sessions.next_due(now_ms).is_some();
         if is_session_due || !self.to_close.is_empty() {
-            // No session may be believed in for longer than it is kept up.
+            // No client may trust its session for longer than that is kept up.
             return Some(now_ms);
         }
         let again_ms = now_ms.saturating_add(REFUSED_RETRY_MS);
@@ -296,9 +296,9 @@ impl LockTable {
     }
 
     /// This server has become a replica, which keeps up no lease, and the new primary
-    /// knows of no connection here. So whoever holds by one is told by its end: for at most
-    /// `at_most` holds now, and for the others with the next calls. What is on its way to
-    /// clients, unclaimed or noted as over goes as a whole.
+    /// knows of no connection here. So each holder by `SESSION` has its connection closed:
+    /// for at most `at_most` holds now, for the others in the next calls. Replies on their
+    /// way, unclaimed grants and noted ends are all forgotten now.
     pub fn forget_connections(&mut self, at_most: usize) {
         for _ in 0..at_most {
             let Some(clients) = self.sessions.forget_any() else {

@@ -43,7 +43,7 @@ impl Transition<'_> {
     pub fn break_lock(&mut self, token: Option<FencingToken>) -> Result<bool, LockError> {
         let holders = self.lock.break_holds(token, &mut self.step.effects);
         let Some(broken) = holders else {
-            // If anybody holds it, that was another token.
+            // If anybody holds the lock, its newest token is another one.
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
             return Ok(false);
         };
@@ -73,8 +73,8 @@ impl Transition<'_> {
         }
     }
 
-    /// Counts that an owner's last hold is over, and why: for no reason but that it
-    /// gave it back, or because of this.
+    /// Counts that an owner's last hold is over, and why: `ended_by`, or, without it,
+    /// because the owner gave the hold back.
     pub(super) fn count_release(&mut self, held: &Holder, ended_by: Option<EndedBy>) {
         self.step.freed = true;
         self.step.events.push(LockEvent::Released);

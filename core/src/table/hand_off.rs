@@ -1,4 +1,4 @@
-//! Grants: to who asks, and to who waits.
+//! Grants: to the client that asks, and to waiters.
 
 use smallvec::SmallVec;
 
@@ -18,7 +18,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     pub(super) token: FencingToken,
-    /// How many holds the owner had before, as far as it was told of them.
+    /// How many holds the owner had before and was told of.
     before: i64,
     /// Whether it held the lock before, told or not.
     was_held: bool,
@@ -87,8 +87,8 @@ impl Transition<'_> {
         Ok(Some(token))
     }
 
-    /// The grant of an owner that is not told yet, and how many holds it had before. What is
-    /// in an output buffer is told by now.
+    /// The owner's grant that is not told yet, and how many holds the owner had before. A
+    /// grant that is in an output buffer counts as told.
     pub(super) fn untold_grant(&mut self, owner: &Owner) -> Option<(WaiterId, i64)> {
         if self.table.outbox.is_empty() {
             return None;
@@ -101,7 +101,7 @@ impl Transition<'_> {
         }
         let before = out.before?;
         let token = self.lock.holder(owner).and_then(|holder| holder.token);
-        // Where another token is stored, or none, that hold is over.
+        // With another token stored, or none, the hold of this grant is over.
         let before = match token == Some(out.token) {
             true => before,
             false => self.holds_of(owner),
@@ -109,8 +109,8 @@ impl Transition<'_> {
         Some((id, before))
     }
 
-    /// A later request takes over what this one waits for, or was to be told. A place is told
-    /// so, unless the later one is told on the same channel.
+    /// A later request takes over this wait, or this grant that is not told yet. Its
+    /// client or place is told so, but not a place on the later request's own channel.
     pub(super) fn supersede(&mut self, to: Addressee, later: Option<&Wait>) {
         let channel = later.and_then(|wait| wait.channel.as_ref());
         if let Addressee::Place(place) = &to
@@ -123,7 +123,7 @@ impl Transition<'_> {
         self.step.answers.push((to, answer));
     }
 
-    /// Whether one holder more could have the lock.
+    /// Whether the lock has room for one more holder with this limit.
     pub(super) fn admits(&self, limit: Limit) -> bool {
         self.has_room() && self.lock.admits(limit)
     }
@@ -132,8 +132,8 @@ impl Transition<'_> {
         self.lock.holders().len() < self.table.settings.max_holders
     }
 
-    /// Grants the lock, or one hold more of it, if that is possible. `before` is how many
-    /// holds its owner has been told of, if it has others.
+    /// Grants the lock, or one hold more of it, if that is possible. `before` is the hold
+    /// count that the owner knows of, where a grant to it is not told yet.
     fn grant(
         &mut self,
         request: &AcquireRequest,
@@ -187,7 +187,7 @@ impl Transition<'_> {
         }
     }
 
-    /// What is to be kept up of a grant, if it asks for that.
+    /// The session that begins with a grant, if the request asks for one.
     fn session_of(&self, request: &AcquireRequest) -> Option<SessionToBe> {
         let lease = request.lease;
         request.session.map(|client| SessionToBe {
@@ -197,8 +197,8 @@ impl Transition<'_> {
         })
     }
 
-    /// Takes the lock for who asks, or one hold more of it, after all who come first, or a
-    /// position behind them.
+    /// Serves the waiters that come first. Then grants the asker the lock, or one hold
+    /// more of it, or else queues the request if it may wait.
     pub fn acquire(
         &mut self,
         request: AcquireRequest,
@@ -233,9 +233,9 @@ impl Transition<'_> {
         Ok(Acquired::Queued(id))
     }
 
-    /// Serves everyone in the queue who may have the lock as it is now: whoever holds it
-    /// already, and as many from the front as it admits. Returns whether the one comes first
-    /// whose position who asks takes over.
+    /// Serves every waiter that may have the lock now: holders that wait as well, and as
+    /// many from the front as the lock admits. Returns true if it stopped at the asker's
+    /// earlier request, whose position the asker takes over: then it is the asker's turn.
     pub(super) fn hand_off(&mut self) -> bool {
         if !self.table.queues.contended(self.key) || !self.table.settings.grants() {
             return false;
@@ -255,7 +255,7 @@ impl Transition<'_> {
             && let Some(first) = self.first_admitted()
         {
             let (id, owner) = (first.id, first.request.owner.clone());
-            // Where its hold does not fit any more, it is told so and of no token.
+            // If its `HOLD` does not fit any more, it is told that error, and no token before.
             let is_place = first.is_place() && first.request.holds_after(0).is_ok();
             let is_said_first = is_place && self.table.settings.acks.is_none();
             if let Some((earlier, is_same)) = self.earlier
@@ -290,7 +290,7 @@ impl Transition<'_> {
         tokens.next(self.now.us, self.lock.last_token).ok()
     }
 
-    /// Has a place told that it is granted the lock. If nobody hears that, nothing is
+    /// Publishes to a place that it is granted the lock. If nobody hears that, nothing is
     /// granted, and the place is gone.
     fn say_and_serve(&mut self, id: WaiterId, token: FencingToken) {
         let waiter = self.table.queues.waiter(id);
@@ -309,7 +309,7 @@ impl Transition<'_> {
         }
     }
 
-    /// Takes a waiter and serves it. It may have been told already.
+    /// Takes a waiter and serves it. `is_told` says whether it was told of the grant already.
     fn serve_waiter(&mut self, id: WaiterId, is_told: bool) {
         if let Some(waiter) = self.table.remove_waiter(id) {
             self.serve(waiter, is_told);
@@ -324,7 +324,7 @@ impl Transition<'_> {
 
     /// The first in line, if the lock has room for it.
     fn first_admitted(&mut self) -> Option<&Waiter> {
-        // Where it has none for a reader, it has none for anybody.
+        // If there is no room for a reader, there is none for anybody.
         if !self.admits(Limit::SHARED) {
             return None;
         }
@@ -353,15 +353,15 @@ impl Transition<'_> {
         }
     }
 
-    /// Whether others are to have their turn.
+    /// Whether this step has done so much that other locks and clients have their turn.
     pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= bound(GRANTS_A_STEP)
             || self.unheard >= bound(UNHEARD_A_STEP)
             || self.passed >= PASSED_A_STEP
     }
 
-    /// Holders that may wait as well. A step of this table leaves none, but the lock may have
-    /// been taken by other means, and a holder that asks again may have to wait.
+    /// Holders that wait as well. A lock may be taken by other means than a step while its
+    /// new holder waits, and a holder that asks again has to wait while nothing is granted.
     fn waiting_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
         if holders.len() <= self.table.queues.length(self.key) {
@@ -393,7 +393,7 @@ impl Transition<'_> {
     }
 
     fn serve(&mut self, mut waiter: Waiter, is_told: bool) {
-        // It may have been set while this one waited.
+        // The setting may have changed while this one waited.
         let max_lease = self.table.settings.max_lease;
         waiter.request.lease = waiter.request.lease.min(max_lease);
         #[cfg(feature = "planted-faults")]
@@ -401,7 +401,7 @@ impl Transition<'_> {
         let is_place = waiter.is_place();
         let held = self.holds_of(&waiter.request.owner);
         if held > 0 && (is_place || waiter.request.hold.is_none()) {
-            // Its owner has come to hold the lock otherwise, and nothing is added.
+            // Its owner has got the lock by other means. This grant adds no hold.
             waiter.request.hold = HoldNumber::new(held).ok();
         }
         if is_place {
@@ -415,7 +415,7 @@ impl Transition<'_> {
                 metrics.hand_offs += u64::from(!grant.was_held);
                 metrics.waits.add(self.now.us - waiter.since_us);
                 if is_place && !grant.was_held {
-                    // It can be claimed until the server takes it for over.
+                    // A lease is over 1 ms after its end: it can be claimed until then.
                     let until_ms = request.lease.end_ms(self.now.ms());
                     let over_ms = until_ms.saturating_add(1);
                     self.table.unclaimed.insert(token, over_ms);
@@ -435,7 +435,7 @@ impl Transition<'_> {
                 self.table.outbox.send(out);
                 Answer::Granted(token)
             }
-            // Nothing keeps it from a grant but a planted fault.
+            // Only a planted fault keeps a waiter in turn from its grant.
             Ok(None) => Answer::NotGranted,
             Err(error) => {
                 self.table.metrics.waits_refused += 1;

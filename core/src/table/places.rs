@@ -13,8 +13,8 @@ use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 impl Transition<'_> {
-    /// Looks for an earlier request of who asks that waits. It comes no sooner than this one,
-    /// which has its position if it asks for the same mode.
+    /// Looks for an earlier request of the asker that waits, and ends it if it is over.
+    /// The new request takes over its position if it asks for the same mode.
     pub(super) fn find_earlier(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
         let channel = wait.and_then(|wait| wait.channel.as_ref());
@@ -40,8 +40,8 @@ impl Transition<'_> {
         self.earlier = Some((id, is_same));
     }
 
-    /// Tells an owner that places of it are gone, before what comes of its later request. On
-    /// the channel of that the later one alone is told of, unless it is refused.
+    /// Tells an owner that its places are gone, before the result of its later request.
+    /// Places on that request's channel stay untold, unless the request is refused.
     fn tell_of_places_of(&mut self, owner: &Owner, channel: Option<&Channel>) {
         if self.table.untold.is_empty() {
             return;
@@ -67,8 +67,8 @@ impl Transition<'_> {
         self.step.answers.extend(told);
     }
 
-    /// An owner that holds nothing after a release hears of no grant, and if it held nothing
-    /// before it gives up its wait.
+    /// An owner holds nothing after a release. Its grant that is not told yet is not told
+    /// any more; and if it held nothing before, its wait ends.
     pub(super) fn give_up(&mut self, request: &ReleaseRequest, held: bool) {
         if request.token.is_some() && !held {
             return;
@@ -94,7 +94,7 @@ impl Transition<'_> {
         self.step.answers.extend(told);
     }
 
-    /// Why a wait ends that is over or given up.
+    /// Why this wait ends: its time is up, or it is given up.
     pub(super) fn why_it_ends(&self, id: WaiterId) -> WaitEnd {
         let waiter = self.table.queues.waiter(id);
         match waiter.is_some_and(|waiter| waiter.is_late(self.now.steady_ms)) {
@@ -109,8 +109,8 @@ impl Transition<'_> {
         self.table.take_out(id, self.now.ms());
     }
 
-    /// Whether the lock could go to a place now. Others can't be kept waiting for it:
-    /// they were served.
+    /// Whether the first in line could have the lock now. Then it is a place: all others
+    /// that could have it were served.
     pub(super) fn is_place_next(&self) -> bool {
         let table = &self.table;
         let is_possible = table.settings.acks.is_some() && table.settings.grants();
@@ -118,7 +118,7 @@ impl Transition<'_> {
         is_possible && first().is_some_and(|first| self.admits(first.request.limit))
     }
 
-    /// The lease of a grant to a place that asked for this one, until it is claimed.
+    /// The lease of a grant to a place, until it is claimed. The place asked for `asked`.
     pub(super) fn first_lease(&self, asked: Lease) -> Lease {
         let settings = &self.table.settings;
         let acks_ms = settings.acks.map_or(0, |acks| acks.timeout_ms);
@@ -144,9 +144,9 @@ impl LockTable {
         }
     }
 
-    /// Ends the waits whose time is over, and what replicas have not acknowledged in time: at
-    /// most `at_most` of each. Returns who is told what, also of what has ended before.
-    /// Nothing has to be written for it now.
+    /// Ends waits and withheld replies whose time is over, takes ends of places that are
+    /// still to be told, and forgets grants that nobody has claimed in time: at most
+    /// `at_most` of each. Returns who is told what. Nothing has to be written for it now.
     pub fn give_up(&mut self, now: Now, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for _ in 0..at_most {
@@ -174,9 +174,9 @@ impl LockTable {
         answers
     }
 
-    /// Removes places of a server that has become a replica, which has ended the waits of blocked
-    /// clients itself: at most `at_most`, and those to which a grant is withheld. Their owners
-    /// are told why.
+    /// This server has become a replica. Ends the places whose grants are withheld, all of
+    /// them, and others up to `at_most` in sum, and has their owners told why. The server
+    /// has ended the waits of blocked clients itself.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for id in self.outbox.places() {

@@ -25,17 +25,17 @@ pub struct Transition<'t> {
     pub now: Now,
     pub(super) world: &'t mut dyn World,
     pub(super) lock: &'t mut Lock,
-    /// How many waiters were granted the lock that this step answers nothing.
+    /// How many waiters this step granted the lock without an answer: withheld, or told before.
     pub(super) withheld: usize,
-    /// Of how many grants nobody heard.
+    /// How many grants nobody heard of.
     pub(super) unheard: usize,
-    /// How many places that are over were ended in front of others.
+    /// How many places in front were ended because they are over.
     pub(super) passed: usize,
-    /// What whoever asks waits with already, and whether this request has its position.
+    /// The asker's earlier request that waits, and whether this one takes over its position.
     pub(super) earlier: Option<(WaiterId, bool)>,
-    /// Ends of places of which a later request on the same channel tells, unless it is refused.
+    /// The asker's ended places on this request's channel: told so only if it is refused.
     pub(super) replaced: Vec<Addressee>,
-    /// Whether who asks waits from now on.
+    /// Whether the asker waits from now on.
     pub(super) has_queued: bool,
     pub(super) step: &'t mut Step,
     #[cfg(feature = "planted-faults")]
@@ -114,7 +114,7 @@ impl Transition<'_> {
         match self.withholds_renewals() {
             Some(client) => self.withhold_renewal(client, owner, token),
             None => {
-                // As a confirmation does.
+                // It may write nothing, and its client may `WAIT` for replicas.
                 self.step.stream_goes_on = true;
                 self.told(owner);
                 let holds = self.holds_of(owner);
@@ -124,7 +124,7 @@ impl Transition<'_> {
         Ok(true)
     }
 
-    /// Who asks is told of this owner's holds, without `SESSION`.
+    /// The asker is told of this owner's holds, and did not ask for a session.
     pub(super) fn told(&mut self, owner: &Owner) {
         if !self.table.sessions.is_empty() {
             let token = self.lock.holder(owner).and_then(|holder| holder.token);
@@ -150,7 +150,7 @@ impl Transition<'_> {
         HoldId::new(self.key, owner)
     }
 
-    /// Plans the next look at this lock, and remembers what has to be.
+    /// Plans the next look at this lock, and remembers the lock while somebody waits for it.
     #[inline]
     pub(super) fn finish(&mut self) {
         self.step.freed &= self.lock.is_free();
@@ -191,7 +191,7 @@ impl Transition<'_> {
         self.table.queues.recheck_by(self.key, at_ms);
     }
 
-    /// Logs waits that have become long ones. Returns when the next will have, in
+    /// Logs waits that have become slow ones. Returns when the next one will be slow, in
     /// milliseconds since 1970.
     fn log_slow_waits(&mut self) -> Option<i64> {
         let slow_ms = self.table.settings.log_slow_wait_ms?;

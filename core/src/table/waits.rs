@@ -14,8 +14,8 @@ use crate::queue::{Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber};
 
 impl Transition<'_> {
-    /// Puts a request at the end of the queue, unless its wait could never end; or where an
-    /// earlier one of its owner stands, if that asks for the same mode.
+    /// Puts a request at the end of the queue, unless its wait could never end. If an earlier
+    /// one of its owner waits in the same mode, the request takes over that one's position.
     pub(super) fn enqueue(
         &mut self,
         mut request: AcquireRequest,
@@ -65,14 +65,14 @@ impl Transition<'_> {
             .and_then(|(id, _)| self.table.queues.waiter(id));
         let leaves = earlier.map(Waiter::is_place);
         let (earlier, now_ms) = (earlier.map(|earlier| earlier.id), self.now.ms());
-        // A refusal leaves the earlier one.
+        // A refusal leaves the earlier request in the queue.
         self.check_room(wait.is_for_place(), leaves)?;
         let earlier = earlier.and_then(|id| self.table.take_out(id, now_ms));
         if let Some(earlier) = &earlier {
             self.supersede(earlier.addressee(), Some(&wait));
         }
         if let Some((id, _)) = self.untold_grant(&request.owner) {
-            // It is not granted what it asks for now, in a grace period.
+            // In a grace period an owner with a grant on its way may have to wait, too.
             if let Some(out) = self.table.lose(id) {
                 self.supersede(out.to, Some(&wait));
             }
@@ -83,14 +83,14 @@ impl Transition<'_> {
         let id = queues.push(self.key, request, wait, self.now.us);
         self.table.end_here(id, &later);
         if earlier.is_some() {
-            // Nobody but itself may have been in its way.
+            // Its own earlier request may have been all that was in its way.
             self.table.queues.recheck_by(self.key, now_ms);
         }
         Ok(id)
     }
 
-    /// Fails where there is no room for one more, when an earlier one `leaves`, if one does: a
-    /// place or not. Waits whose time is over make room.
+    /// Fails if there is no room for one more. `leaves` says of an earlier request that
+    /// makes room whether it is a place. Waits whose time is over make room, too.
     fn check_room(&mut self, is_place: bool, leaves: Option<bool>) -> Result<(), LockError> {
         if self.room_lacks(is_place, leaves).is_none() {
             return Ok(());
@@ -117,7 +117,7 @@ impl Transition<'_> {
 
     /// Looks for a deadlock, for a wait that stands in the queue already.
     pub(super) fn check_wait(&mut self, id: WaiterId) {
-        // Who can have the lock now waits for nobody.
+        // A waiter that can have the lock now waits for nobody.
         self.hand_off();
         let Some(waiter) = self.table.queues.waiter(id) else {
             return;
@@ -131,9 +131,9 @@ impl Transition<'_> {
         }
     }
 
-    /// Refuses a wait that closes a cycle. Returns whether it certainly closes none: who
-    /// holds the other locks is known from the last look at them, and where they can't be
-    /// read now, a new wait begins and is looked at again.
+    /// Refuses a wait that closes a cycle. Returns whether it certainly closes none: the
+    /// holders of other locks are known from the last look at them. If those can't be read
+    /// now, a new wait begins and is looked at again.
     fn look_for_cycle(
         &mut self,
         request: &AcquireRequest,
