@@ -96,8 +96,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     Status::Ok
 }
 
-/// Refuses to be unloaded while holds are remembered, or where that would crash the server.
-/// That clients wait, or a timer, the server itself sees, and refuses too.
+/// Refuses to be unloaded while holds are remembered, or if that would crash the server.
+/// The server itself refuses while clients wait or a timer runs.
 fn deinit(ctx: &Context) -> Status {
     let pinned = || {
         let user = acl::user_that_pins_commands(ctx, "lock.")?;

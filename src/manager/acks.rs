@@ -40,7 +40,7 @@ pub(super) fn are_on() -> bool {
     config::MIN_REPLICAS.count() > 0
 }
 
-/// What has to acknowledge what is told from now on, if anything.
+/// Which replicas have to acknowledge what is told from now on, if any.
 #[inline]
 pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
     are_on().then(|| Acknowledgement {
@@ -85,8 +85,8 @@ pub(crate) fn awaits_replicas() -> bool {
     TABLE.with_borrow(LockTable::awaits_replicas)
 }
 
-/// Another number of replicas has to acknowledge from now on: those who wait may be
-/// granted what they wait for.
+/// Another number of replicas has to acknowledge from now on, so waiters may be granted
+/// their locks.
 pub(crate) fn requirement_set(ctx: &Context) {
     follow_replicas(ctx);
     super::everything_touched(ctx);
@@ -101,7 +101,7 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
-    // Too few acknowledge nothing, and to look costs each turn a call.
+    // Too few replicas acknowledge nothing, and a look costs each turn a call.
     if replicas::online(ctx) < config::MIN_REPLICAS.count() {
         return;
     }

@@ -31,8 +31,8 @@ pub(crate) struct PlaceTime<'a> {
     pub(crate) channel: &'a [u8],
 }
 
-/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
-/// the client is told later that it was granted.
+/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing if the
+/// grant is withheld: then the client is told of it later.
 pub(crate) fn acquire(
     key: LockKey<'_>,
     request: AcquireRequest,
@@ -57,7 +57,7 @@ pub(crate) fn acquire(
         step.acquire(request, wait)
     });
     if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
-        // The core ends the wait where it must not end that for replicas.
+        // With replicas to await the core ends the wait: the server's time-out would end both.
         let timeout_ms = match acks::are_on() {
             true => 0,
             false => timeout.ms_or_zero(),

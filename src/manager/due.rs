@@ -91,13 +91,12 @@ fn close_clients(ctx: &Context) {
     }
 }
 
-/// Does what is due to a lock, if this server may write to it. In a cluster it may not
-/// where the key's slot has moved, or is moving, to another node: only that node may
-/// grant the lock now, and the server redirects those who wait here. Returns whether the
-/// server may take further writes.
+/// Does what is due to a lock, if this server may write to it. In a cluster it may not if the
+/// key's slot has moved, or is moving, to another node: only that node may grant the lock now,
+/// and the server redirects the waiters here. Returns whether the server may take further writes.
 fn do_due(ctx: &Context, due: Due) -> bool {
     let key = due.key.clone();
-    // Elsewhere it was asked when the timer woke, and is the same for all keys.
+    // Outside a cluster the reason is the same for all keys: it was asked when the timer woke.
     let why = match keyspace::in_cluster(ctx) {
         true => why_not(ctx, key.as_ref()),
         false => (!self_fencing::has_enough_replicas(ctx)).then_some(NotNow::Refused),

@@ -1,8 +1,9 @@
 //! The gate: whether anything may be granted or handed on now, and when that changes.
 //!
-//! Every reason for which nothing may be is asked for here. Commands and timers take
-//! their steps by what [`is_open`] says. Whoever waits is served when a grace period ends;
-//! where replicas come back, at the next look at each lock, half a second later at most.
+//! Nothing is granted during a grace period, or while fewer good replicas are connected
+//! than the server demands: both are checked here. Waiters are served when a grace period
+//! ends. When replicas come back, they are served at the next look at their lock, half a
+//! second later at most.
 
 use std::cell::Cell;
 
@@ -119,7 +120,7 @@ pub(crate) fn grace_period_set(ctx: &Context) {
     arm_timer(ctx, clock::now());
 }
 
-/// Lets those who wait be looked at, if the grace period has ended.
+/// Has every contended lock looked at, if the grace period has ended.
 pub(super) fn look(ctx: &Context) {
     if GRACE.get().is_some() && grace_left_ms() == 0 {
         GRACE.set(None);

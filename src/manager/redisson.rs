@@ -1,10 +1,10 @@
 //! Redisson's waiters hear of a lock that came free and that no waiter here takes over.
 //!
 //! # What it costs by default
-//! To ask whether anybody listens to the channel of a lock takes 4 of 100 instructions of
-//! its acquire and release, and 13 in a cluster. So where nobody has listened lately, locks
-//! that come free are only noted. When the server's cron runs, ten times a second, it looks
-//! whether anybody listens to anything, and only then are they asked for, one by one.
+//! To ask whether anybody listens to the channel of a lock takes 4 of 100 instructions of its
+//! acquire and release, and 13 in a cluster. So if nobody has listened lately, locks that come
+//! free are only noted. When the server's cron runs, ten times a second, the module looks
+//! whether anybody listens to anything. Only then are the channels asked for one by one.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,10 +15,10 @@ use crate::config::{self, RedissonNotify};
 use crate::server::keyspace::LockKey;
 use crate::server::publish;
 
-/// Who has listened this lately may do so again.
+/// While somebody has listened this lately, each release is published at once.
 const LATELY_MS: i64 = 60_000;
 
-/// Before more locks than this are noted, those that are have their turn.
+/// When this many locks are noted, their channels are asked for listeners.
 const NOTED: usize = 1000;
 
 type Name = SmallVec<[u8; 64]>;
@@ -59,7 +59,7 @@ fn tell_now(ctx: &Context, name: &[u8], now_ms: i64) {
     }
 }
 
-/// Notes a lock, and returns how many are.
+/// Notes a lock, and returns how many are noted.
 fn note(name: &[u8]) -> usize {
     FREED.with_borrow_mut(|freed| {
         if freed.last().is_none_or(|last| last[..] != *name) {
@@ -69,7 +69,7 @@ fn note(name: &[u8]) -> usize {
     })
 }
 
-/// Asks for all that are noted.
+/// Tells the listeners of all locks that are noted, if anybody listens to anything.
 pub(super) fn tell_noted(ctx: &Context, now_ms: i64) {
     let freed = FREED.take();
     if !freed.is_empty() && publish::anybody_listens(ctx) {

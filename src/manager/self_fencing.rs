@@ -1,14 +1,14 @@
 //! Self-fencing: a primary that its replicas may have left grants nothing and keeps
 //! nothing up.
 //!
-//! The server refuses commands by `min-replicas-to-write`, with a count that is up to
-//! a second old, and says nothing of what a module does by itself. So the good
-//! replicas are counted anew whenever it matters, from what each has acknowledged last.
+//! The server refuses commands by `min-replicas-to-write`, with a count that is up to a
+//! second old, and does not check what a module writes by itself. So the good replicas are
+//! counted anew whenever it matters, from the last acknowledgement of each.
 //!
 //! # After a pause
-//! A server that was stopped finds acknowledgements in its sockets that were sent long
-//! before, and takes them for new ones. So after a pause only those count that are of
-//! something written since: all replicas are asked for one.
+//! A server that was stopped finds old acknowledgements in its sockets, and takes them for
+//! new ones. So after a pause only those count that cover something written since. All
+//! replicas are asked for one.
 
 use std::cell::Cell;
 
@@ -42,7 +42,7 @@ struct State {
     asked_ms: i64,
 }
 
-/// No acknowledgement is of more.
+/// No acknowledgement reaches this far.
 const NOT_KNOWN: i64 = i64::MAX;
 
 thread_local! {

@@ -149,10 +149,9 @@ pub(crate) fn answer(waiter: WaiterId, answer: Answer) {
 /// Wakes the clients that were answered. The timeout callbacks may run before
 /// this returns, so nothing of the module's state may be borrowed meanwhile.
 ///
-/// Of the replies of one turn the server writes the newest first. So a command
-/// calls this after its own reply, because whoever gets a lock shall not wait
-/// until the one who gave it back has been told; and the first in line is woken
-/// last.
+/// The server writes the replies of one turn newest first. So a command calls this after
+/// its own reply: the new holder shall not wait until the old one has been told. And the
+/// first in line is woken last.
 pub(crate) fn wake_answered() {
     while let Some(ticket) = ANSWERED.with_borrow_mut(Vec::pop) {
         ticket.wake();
@@ -168,7 +167,7 @@ impl Ticket {
         }
     }
 
-    /// Takes what it is to be told. Nobody can answer it any more.
+    /// Takes what the client is to be told. Nobody can answer it any more.
     fn take_state(&self) -> State {
         // A later request may have its position, and so its name.
         let is_it = |one: &Rc<Self>| ptr::eq(&**one, self);
@@ -198,7 +197,7 @@ impl Ticket {
     }
 }
 
-/// Returns whether a hold or a longer lease is told by it.
+/// Returns whether the answer tells of a hold or a longer lease.
 fn is_grant(answer: &Answer) -> bool {
     matches!(answer, Answer::Granted(_) | Answer::Renewed(true))
 }

@@ -22,7 +22,7 @@ const AS_THE_CLIENT: &CStr = c"v!0SCME";
 /// What Redis 7.0 says to a user without the right, between its code and its reason.
 const REFUSED_TO_USER: &str = "acl verification failed, ";
 
-/// What the server says to a module of a key that this node does not serve. Of one in a
+/// What the server says to a module about a key that this node does not serve. Within a
 /// script it says that the script attempted it.
 const KEY_ELSEWHERE: &str = "Attempted to access a non local key";
 
@@ -36,7 +36,7 @@ pub(crate) fn run(ctx: &Context, command: &[ServerStr<'_>]) -> Option<CallReply>
     let [name, args @ ..] = command else {
         return None;
     };
-    // No command has such bytes in its name that this changes.
+    // This changes no command's name: none has such bytes.
     let name = CString::new(name.bytes().escape_ascii().to_string()).ok()?;
     let mut args = inner(args);
     // SAFETY: the context is that of a running command. The format announces a list of
@@ -53,9 +53,9 @@ pub(crate) fn run(ctx: &Context, command: &[ServerStr<'_>]) -> Option<CallReply>
     .map(CallReply)
 }
 
-/// Whether the server would tell the error of this command to nobody, or to somebody
-/// else: Valkey 8.1 and later keeps back what `GETDEL` and `GETSET` reply to a module
-/// where the key is no string, and tells it with the next command that any module calls.
+/// Valkey 8.1 and later hold back the error that `GETDEL` or `GETSET` gives a module for a
+/// key that is no string, and give it to the next command that any module calls. Returns
+/// whether this command would meet that.
 pub(crate) fn is_error_misdirected(ctx: &Context, command: &[ServerStr<'_>]) -> bool {
     let [name, key, ..] = command else {
         return false;
@@ -63,7 +63,7 @@ pub(crate) fn is_error_misdirected(ctx: &Context, command: &[ServerStr<'_>]) -> 
     let is_named = |one: &[u8]| name.bytes().eq_ignore_ascii_case(one);
     (is_named(b"GETDEL") || is_named(b"GETSET"))
         && registration::valkey_version(ctx) >= Some((8, 1))
-        // Who may not read it is told that.
+        // A user that may not read the key is told that instead.
         && User::running(ctx).may_read(key.bytes())
         && OpenLock::open_to_read(LockKey::new(ctx, *key)).is_other_than_a_string()
 }
@@ -95,8 +95,8 @@ impl CallReply {
             .is_some_and(|error| error.contains(KEY_ELSEWHERE))
     }
 
-    /// The error as a command has it that the client sent itself, where the server has
-    /// another one for a module: that of a user without the right.
+    /// The error in the words for a command that the client sent itself, if the server has
+    /// others for a module: those for a user without the right.
     pub(super) fn refusal(&self) -> Option<LockError> {
         let (_code, words) = self.error()?.split_once(' ')?;
         let reason = words.strip_prefix(REFUSED_TO_USER)?.trim_end_matches('.');

@@ -35,7 +35,7 @@ pub(super) fn name_of_user(ctx: &Context, client: ClientId) -> Option<Option<Red
 
 /// The address of a connected client, written as in `CLIENT LIST`.
 pub(crate) fn address(ctx: &Context, client: ClientId) -> Option<String> {
-    // Valkey 9.1 reads the connection of whoever runs a command, and a script has none.
+    // Valkey 9.1 reads the connection of a command's client, and that of a script has none.
     name_of_user(ctx, client)?;
     // SAFETY: a plain C struct, for which all zeros are a value; the server
     // fills the layout of the version that it is told, and ends the address

@@ -23,8 +23,8 @@ use redis_lock_core::table::{Answer, WaitEnd};
 ///   to differ; the end of a connection, a flush and a swap allow no writes. They note
 ///   what happened, and ask for a wake-up.
 pub(crate) struct Hooks {
-    /// This happened to the key of this name. It is called at every write to the server, so
-    /// it must soon see whether that matters.
+    /// This happened to the key of this name. It is called at every write to the server,
+    /// so it must see soon whether the event matters.
     pub(crate) key_event: fn(&Context, &[u8], ServerStr<'_>),
 
     /// Any key may have changed: databases were flushed, or changed places.
@@ -33,8 +33,8 @@ pub(crate) struct Hooks {
     /// The connection of this client has ended.
     pub(crate) connection_ended: fn(&Context, ClientId),
 
-    /// A waiter that nobody has answered does not wait any more. Returns what it is to
-    /// be told, if it is anything but that it was not granted the lock.
+    /// A waiter without an answer does not wait any more. Returns what it is to be told,
+    /// if it is anything but that it was not granted the lock.
     pub(crate) waiter_left: fn(&Context, WaiterId, WaitEnd) -> Option<Answer>,
 
     /// A replica has come or gone.
@@ -47,8 +47,8 @@ pub(crate) struct Hooks {
     /// A grant is in the output buffer of its client, and an error may yet take its place.
     pub(crate) grant_said: fn(WaiterId),
 
-    /// A waiter that was answered with a grant has been told so, if this is true, or never
-    /// will be.
+    /// A waiter was answered with a grant. Its client has heard of it, if this is true, or
+    /// else never will.
     pub(crate) grant_told: fn(&Context, WaiterId, bool),
 
     /// The server's cron runs, this many times a second.

@@ -65,10 +65,9 @@ impl<'c> LockKey<'c> {
         self.key
     }
 
-    /// Why no command may write to this key now, if none may. Of every key that is so where
-    /// too few replicas are connected (`min-replicas-to-write`), the disk had an error
-    /// (`MISCONF`), or the cluster is down. The server does not check what the module writes
-    /// by itself.
+    /// Why no command may write to this key now, if none may. That holds for every key if too
+    /// few replicas are connected (`min-replicas-to-write`), the disk had an error (`MISCONF`),
+    /// or the cluster is down. The server does not check what the module writes by itself.
     pub(crate) fn why_not_writable(&self) -> Option<NotNow> {
         // A write that changes nothing: `GT` sets an expiry only where it is later
         // than the present one, and 1970 never is.
@@ -148,9 +147,9 @@ pub(crate) fn must_not_write(ctx: &Context) -> bool {
     is_replica(ctx) || is_silence_promised()
 }
 
-/// Returns whether a key that is over may be taken for one that is not there, although it
-/// is, so that nothing may be written in its place. Only a transaction sees that which has
-/// paused writes itself, or made the server a replica.
+/// Returns whether an expired key may look absent while it is still there, so that nothing
+/// may be written in its place. That happens only within a transaction that itself paused
+/// writes or made the server a replica.
 pub(crate) fn hides_expired(ctx: &Context, is_replica: bool) -> bool {
     is_silence_promised() || is_replica && ctx.get_flags().contains(ContextFlags::READONLY)
 }

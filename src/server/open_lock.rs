@@ -27,14 +27,14 @@ pub(crate) struct OpenLock<'c> {
     _main_thread_only: PhantomData<*const ()>,
 }
 
-/// How much of a lock has to be known. Where the lock names this owner, it shares the name.
+/// How much of a lock has to be read. If the lock names this owner, the two share the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part<'o> {
     /// All of it, whoever holds it.
     Whole(Option<&'o Owner>),
-    /// The same. Most likely this owner alone holds it, whom the command names.
+    /// All of it. Most likely this owner, which the command names, holds it alone.
     Of(&'o Owner),
-    /// The same, but not when the lease of that owner alone ends.
+    /// The same, but without the end of its lease if that owner holds it alone.
     WithoutLeaseEnd(&'o Owner),
 }
 
@@ -97,7 +97,7 @@ impl<'c> OpenLock<'c> {
         unsafe { api!(key_type)(self.handle) as isize }
     }
 
-    /// How many fields the hash has that is here.
+    /// How many fields the hash has.
     fn fields(&self) -> usize {
         // SAFETY: `handle` is open on a key that exists.
         unsafe { api!(value_length)(self.handle) }
@@ -127,7 +127,7 @@ impl<'c> OpenLock<'c> {
             let end_ms = (!is_left_out).then(|| self.expires_at_ms());
             return held.by(owner, end_ms.flatten());
         }
-        // Two fields or fewer are read as soon as one is looked for.
+        // To read two fields is as fast as to look for one.
         if fields > FIELDS_OF_ONE_HOLDER && self.token_and(None)[0].is_none() {
             return Err(LockError::NotALock);
         }
@@ -325,7 +325,7 @@ impl<'c> OpenLock<'c> {
     }
 
     /// Writes the whole lock, with a single command for replicas and AOF. Its token comes
-    /// first, as where it is written over that of an owner who leaves.
+    /// first, as it does in the hash of an owner who leaves, which is written over.
     fn replace(&mut self, owner: &Owner, token: FencingToken, end_ms: i64) {
         let mut digits = itoa::Buffer::new();
         let token = digits.format(token.get()).as_bytes();
@@ -344,7 +344,8 @@ impl<'c> OpenLock<'c> {
         let is_another = |named: &ServerStr<'_>| exists && named.inner() != owner_name.inner();
         let leaves = self.key.owner().filter(is_another);
         if let Some(leaves) = leaves {
-            // Most likely it held the lock alone. To write over that is much faster.
+            // Most likely the owner who leaves held the lock alone. To write over that is
+            // much faster.
             self.delete_field(leaves);
             self.set(pairs);
         }

@@ -1,5 +1,5 @@
-//! Messages: to whom a place in a queue belongs, to Redisson's waiters, and to those who
-//! subscribe to what happens to keys.
+//! Messages: to the owners of places, to Redisson's waiters, and to those who subscribe to
+//! what happens to keys.
 
 use std::ffi::CStr;
 

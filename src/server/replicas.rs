@@ -132,8 +132,8 @@ pub(crate) fn go_on(ctx: &Context) {
     unsafe { api!(replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
 }
 
-/// Asks all replicas to acknowledge at once what they have received. Where anything
-/// else is replicated with it, what they acknowledge may be less.
+/// Asks all replicas to acknowledge at once what they have received. If anything else is
+/// replicated with it, what they acknowledge may be less.
 pub(crate) fn ask_for_acknowledgements(ctx: &Context) {
     // SAFETY: the context is alive, and may write. In the format, A keeps the command
     // from the AOF, and c is a string of C.

@@ -14,11 +14,10 @@ use crate::server::replicas;
 use crate::server::server_str::ServerStr;
 use redis_lock_core::request::ClientId;
 
-/// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
-/// `EXPIRE`), commands on hashes, expiry and eviction. Overwriting a lock with a
-/// string or a list is not among them, because each subscription to such a
-/// class slows all of its commands down: the next look finds that. And what is loaded,
-/// for its tokens.
+/// What can free a lock: commands on keys of any type (`DEL`, `RENAME`, `EXPIRE`),
+/// commands on hashes, expiry and eviction. Overwriting a lock with a string or a list is
+/// not among them: each subscription to such a class slows all of its commands down, and
+/// the next look finds it. Loaded keys are, for their tokens.
 const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_LOADED as u32
     | raw::REDISMODULE_NOTIFY_HASH as u32
@@ -26,7 +25,7 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_EVICTED as u32;
 
 thread_local! {
-    /// Whether a client has to be put back where it was when it has moved a key.
+    /// Whether a client has to be put back into its database when it has moved a key.
     static PUTS_BACK: Cell<bool> = const { Cell::new(false) };
 
     /// The database from which a key has been moved last.
@@ -128,10 +127,9 @@ unsafe extern "C" fn on_key_event(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Valkey 8.1 and later, before 9.1.1, leaves a client that has moved a key in the
-/// database of the last event of which a module has heard, where the key went. The
-/// context is the client's, so what is selected here is what it has selected. Of `COPY`
-/// nothing tells where it was.
+/// Valkey 8.1 to 9.1.0 leave the client of a `MOVE` in the database of the last event that a
+/// module heard of, where the key went. This selects the client's own again: the context is
+/// the client's, so its selection is, too. After `COPY` nothing tells which one that was.
 fn put_back(ctx: &Context, event: &[u8]) {
     match event {
         b"move_from" => MOVED_FROM.set(selected_db(ctx)),
@@ -140,8 +138,8 @@ fn put_back(ctx: &Context, event: &[u8]) {
     }
 }
 
-/// The database of the key of this event. In a transaction Valkey 9.1 takes the one that
-/// the client selected for that in which a key has just arrived.
+/// The database of the key of this event. Within `MULTI`, Valkey 9.1 reports the client's
+/// database, not the one in which the key has just arrived.
 pub(crate) fn db_of(ctx: &Context, event: &[u8], name: ServerStr<'_>) -> i32 {
     if !matches!(event, b"move_to" | b"copy_to") {
         return selected_db(ctx);

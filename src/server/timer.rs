@@ -22,14 +22,13 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct Armed {
     at_ms: i64,
-    /// How long it was to wait. The server comes in this turn to one that was not to.
+    /// How long it was to wait. If that is 0, the server runs it in this turn.
     wait_ms: i64,
     id: raw::RedisModuleTimerID,
 }
 
-/// What is further ahead than this has no timer yet: whoever asked for it asks again when
-/// the server's cron runs, once a second at least. The server unloads no module that has a
-/// timer.
+/// A wake-up that is further ahead than this has no timer yet: it is asked for again when the
+/// server's cron runs, once a second at least. The server unloads no module that has a timer.
 const AHEAD_MS: i64 = 1500;
 
 /// Has `on_wake` called at `at_ms`, or earlier if that was asked for before. Both
