@@ -1,5 +1,5 @@
-//! How a lock is taken: asked for, waited for, claimed; and what is given back when that
-//! ends without it.
+//! How a lock is taken: asked for, waited for, claimed; and how the rest is given back if
+//! that fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,16 +83,16 @@ pub(crate) struct Grant {
     pub(crate) token: u64,
     /// No later than the grant.
     pub(crate) since: Moment,
-    /// What is relied upon from then on: the request's lease, or the short first one of a
-    /// place, which is still to be claimed.
+    /// The lease that is relied upon from then on: that of the request, or the short first
+    /// one of a place, which is still to be claimed.
     pub(crate) lease: Duration,
     /// Where the messages of its wait arrive.
     pub(crate) entry: Option<Entry>,
 }
 
 /// Returns whether work may begin on a grant that was told late, before it is renewed: a
-/// quarter of its lease has to be left, counted from when it was first asked for. A name that asked
-/// before may be told of an earlier grant.
+/// quarter of its lease has to be left, counted from when it was first asked for. An owner
+/// that asked before may be told of an earlier grant.
 fn may_begin(is_first: bool, first_sent_at: Moment, lease: Duration, now: Moment) -> bool {
     is_first && now.until(valid_until(first_sent_at, lease)) >= lease / 4
 }
@@ -101,9 +101,9 @@ fn may_begin(is_first: bool, first_sent_at: Moment, lease: Duration, now: Moment
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     pub(crate) request: Arc<Request>,
-    /// What ends a connection that is blocked for it.
+    /// The command that ends a connection that is blocked for it.
     kill: Option<redis::Cmd>,
-    /// The turn of a job, which what is given back keeps.
+    /// The job's turn. It is kept until everything is given back.
     turn: Option<[OwnedMutexGuard<()>; 2]>,
     /// Whether the server may have a place or a hold for it, and for how long.
     is_in_doubt: bool,
@@ -126,7 +126,7 @@ impl Attempt {
         }
     }
 
-    /// Has what the server has for it given back.
+    /// Has everything given back that the server may have for it.
     pub(crate) fn doubt(&mut self) {
         self.is_in_doubt = true;
     }
@@ -150,7 +150,7 @@ impl Attempt {
         Ok(taken)
     }
 
-    /// Sends it, and notes what that leaves behind.
+    /// Sends a command, and notes whether that leaves the attempt in doubt.
     async fn ask(&mut self, command: &redis::Cmd, channel: Option<&[u8]>) -> Result<Answer, Error> {
         let request = &self.request;
         if request.road.is_over() {
@@ -172,7 +172,7 @@ impl Attempt {
         Ok(token_in(&answer.value)?.map(|token| self.grant(token, answer.sent_at, None)))
     }
 
-    /// Tries until the deadline, through what passes.
+    /// Tries until the deadline, as long as errors may pass.
     async fn try_until(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, Error> {
         let mut backoff = Backoff::default();
         loop {
@@ -192,7 +192,7 @@ impl Attempt {
         let entry = router.register.enter(&request.key, &request.owner);
         let channel = router.channel_for(&request.key);
         let (mut backoff, first_sent_at) = (Backoff::default(), Moment::now());
-        // How the last request went. One is sent, also where the time is over by then.
+        // How the last request went. One is sent even if the time is over by then.
         let mut asked = None;
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -227,11 +227,11 @@ impl Attempt {
                         () = sleep_until(until) => continue,
                     }
                 }
-                // Boxed, so that no other wait has room for it.
+                // Boxed, so that other waits need no room for it.
                 Err(Error::NoPermission(_)) => return Box::pin(self.block(deadline)).await,
                 Err(error) if error.may_pass() => tokio::select! {
                     biased;
-                    // Of a place that an earlier request has.
+                    // A message for the place of an earlier request.
                     told = entry.told() => told,
                     goes_on = self.pause(&error, &mut backoff, deadline) => {
                         if !goes_on {
@@ -246,7 +246,8 @@ impl Attempt {
             let passing = match told {
                 Told::Granted { token, first_lease } => {
                     let lease = first_lease.min(request.lease);
-                    // Other nodes of a shard pass on what their primary may have taken back.
+                    // Another node of the shard may tell of a grant that its primary has
+                    // taken back.
                     let is_sure = request.is_first && asked_by == by;
                     match self.begin(token, first_sent_at, lease, is_sure).await {
                         Ok(Some(grant)) => {
@@ -257,7 +258,7 @@ impl Attempt {
                         Err(error) => error,
                     }
                 }
-                // Its time is over, or the server has forgotten it. That is no failure.
+                // The place's time is over, or the server has forgotten it. That is no failure.
                 Told::Gone => {
                     backoff.pause_before(deadline).await;
                     continue;
@@ -306,7 +307,7 @@ impl Attempt {
             let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
             let passing = match asked.await {
                 Ok((None, ..)) => continue,
-                // Tied to the session's own connection before this one closes.
+                // The hold is tied to the session's own connection before this one closes.
                 Ok((Some(_), _, _tied)) if matches!(request.road, Road::Session(_)) => {
                     match self.try_once().await {
                         Ok(None) => continue,
@@ -369,7 +370,7 @@ impl Attempt {
         Ok(None)
     }
 
-    /// A pause after what passes. Returns false where the deadline would be over then.
+    /// A pause after an error that may pass. Returns false if the deadline would be over then.
     async fn pause(
         &self,
         passing: &Error,
@@ -389,7 +390,7 @@ impl Attempt {
         }
     }
 
-    /// What ends its place, and its hold.
+    /// The release that ends its place and its hold.
     fn release(&self) -> redis::Cmd {
         let nth = self.turn.is_some().then_some(self.request.nth);
         command::release(&self.request.key, &self.request.owner, None, nth)

@@ -40,7 +40,7 @@ impl Bond {
             silence_max,
         });
         match router.is_cluster() {
-            // Which nodes will have locks of it is not known yet.
+            // It is not known yet which nodes will have its locks.
             true => _ = router.link(b"").await?,
             false => _ = bond.connection(router, b"").await?,
         }
@@ -80,7 +80,7 @@ impl Bond {
             if let Some(connection) = bond.open_connection(&address)? {
                 return Ok(connection);
             }
-            // One that can't be opened ends nothing.
+            // A connection that can't be opened does not end the others.
             let connection = Arc::new(opening.open(&address, &bond.closed).await?);
             bond.connections().insert(address, Arc::clone(&connection));
             Ok(connection)
@@ -98,7 +98,7 @@ impl Bond {
         let mut redirections = 0;
         loop {
             let connection = self.connection(router, key).await.map_err(Error::unsent)?;
-            // What is listened to has to be where the place is.
+            // The channel has to be on the node that has the place.
             let is_apart = |link: &Arc<Link>| link.commands.addr() != connection.addr();
             if link.as_ref().is_some_and(is_apart) {
                 return Err(Error::from_line("MOVED the lock is on its way"));

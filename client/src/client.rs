@@ -76,15 +76,15 @@ impl ClientBuilder {
         self
     }
 
-    /// What every key begins with.
+    /// The prefix of every key.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
         self.key_prefix = prefix.as_ref().to_vec();
         self
     }
 
-    /// Whom failures are told of that no caller is told of: a renewal, the release of a
-    /// dropped guard, whatever an acquire waits through. It must not block.
+    /// Called with each failure that no caller gets: of a renewal, of the release of a
+    /// dropped guard, or one that an acquire waits through. It must not block.
     #[must_use]
     pub fn on_failure(mut self, tell: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_failure = Some(Arc::new(tell));

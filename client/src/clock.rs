@@ -61,8 +61,8 @@ fn margin(lease: Duration) -> Duration {
     (lease / 100 + Duration::from_millis(10)).min(lease / 2)
 }
 
-/// Until when a lease is relied upon that the server counts from no earlier than when
-/// its command was sent.
+/// Until when a lease is relied upon. The server counts it from no earlier than when its
+/// command was sent.
 pub(crate) fn valid_until(sent_at: Moment, lease: Duration) -> Moment {
     sent_at + (lease - margin(lease))
 }

@@ -56,8 +56,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Opens a connection within this time, which ends together with others, and leads
-    /// messages on it to those who wait for them. To be called in the client's runtime.
+    /// Opens a connection within this time. It ends together with others (`closed`), and
+    /// its messages go to the waits in the register. To be called in the client's runtime.
     pub(crate) async fn open(
         info: &ConnectionInfo,
         within: Duration,
@@ -99,7 +99,7 @@ impl Connection {
         let opened = timeout(within, opened).await;
         let opened = opened.unwrap_or_else(|_| Err(Error::timed_out()));
         let wire = opened.map_err(|error: Error| error.at(&info.addr().to_string()))?;
-        // It ends with the runtime, too.
+        // The connection ends with the runtime, too.
         let all = LastWord(closed.clone());
         tokio::spawn(async move {
             gone.closed().await;
@@ -155,10 +155,10 @@ impl Connection {
         Ok(reply.extract_error()?)
     }
 
-    /// What `CLIENT KILL` has to be told to end this connection and no other; and whether
-    /// the server surely blocks it once it has subscribed: Valkey 8.1.1 and later, which
-    /// tell of capabilities, do not. Neither is known where the user may not ask, and a
-    /// socket's connections all have one address.
+    /// The `CLIENT KILL` that ends this connection and no other; and whether the server
+    /// surely blocks it once it has subscribed: Valkey 8.1.1 and later, which tell of
+    /// capabilities, do not. Neither is known if the user may not ask; and no `CLIENT
+    /// KILL` names one of a socket's connections, which all have one address.
     pub(crate) async fn about(&self, within: Duration) -> (Option<Cmd>, bool) {
         let mut ask = redis::cmd("CLIENT");
         ask.arg("INFO");

@@ -186,7 +186,7 @@ impl Error {
     /// Returns whether the command may have been carried out all the same.
     pub(crate) fn leaves_doubt(&self) -> bool {
         match self {
-            // A server that is demoted unblocks also whom it did not tell of a grant.
+            // A server that is demoted unblocks also a client whose grant it did not tell.
             Self::Server { code, .. } => code == "UNBLOCKED",
             Self::Unavailable { sent, .. } => *sent,
             Self::NoReplicas(_) | Self::Reply(_) | Self::Stopped | Self::Lost(_) => true,
@@ -216,7 +216,7 @@ impl Error {
         }
     }
 
-    /// Of what failed before the command was sent.
+    /// The same error, of a command that was not sent.
     pub(crate) fn unsent(mut self) -> Self {
         if let Self::Unavailable { sent, .. } = &mut self {
             *sent = false;
@@ -282,7 +282,7 @@ impl From<RedisError> for Error {
     }
 }
 
-/// So that whatever can't fail to name servers fits [`LockClient::connect`].
+/// So that conversions to servers that can't fail fit [`LockClient::connect`].
 ///
 /// [`LockClient::connect`]: crate::LockClient::connect
 impl From<std::convert::Infallible> for Error {

@@ -1,5 +1,4 @@
-//! What there is of a lock that is held: how long it can be relied upon, and a task that
-//! keeps it up.
+//! A lock that is held: how long it can be relied upon, and the task that keeps it up.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -21,7 +20,7 @@ use crate::shared::{CLAIM_AFTER, Road, Shared};
 /// The longest sleep: timers stand still while a machine is suspended, leases do not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// A hold of the server's, and what is known of it.
+/// A hold at the server, and what is known of it.
 pub(crate) struct Hold {
     pub(crate) shared: Arc<Shared>,
     pub(crate) request: Arc<Request>,
@@ -38,10 +37,10 @@ type Turn = Arc<tokio::sync::Mutex<()>>;
 /// What all clones of a job share.
 pub(crate) struct JobState {
     pub(crate) owner: Vec<u8>,
-    /// Who asks for a lock now.
+    /// Taken while the job asks for a lock.
     turn: Turn,
-    /// Who asks for each lock now, or releases it: a release does not wait for the job's
-    /// wait for another lock.
+    /// For each lock, taken while the job asks for it or releases it. So a release does
+    /// not wait until the job has another lock.
     turns: Mutex<HashMap<Vec<u8>, Turn>>,
     /// How many releases are under way. What the job asks for next comes after them.
     releases: watch::Sender<usize>,
@@ -55,12 +54,12 @@ struct State {
     lease: Duration,
     /// How many guards there are: one, or in a job as many as the server counts.
     guards: u64,
-    /// By what it was last asked for.
+    /// The link by which it was last asked for.
     link: Option<Weak<Link>>,
 }
 
 impl Hold {
-    /// The hold of a grant, which is kept up from now on, by at most so many renewals.
+    /// The hold of a grant. It is kept up from now on, by at most so many `renewals`.
     pub(crate) fn start(
         shared: &Arc<Shared>,
         attempt: &Attempt,
@@ -123,7 +122,7 @@ impl Hold {
     pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
         let mut lost = self.lost.subscribe();
         async move {
-            // It is told before its sender goes.
+            // The reason is told before its sender is dropped.
             let lost = lost.wait_for(Option::is_some).await;
             lost.ok().and_then(|lost| *lost).unwrap_or(Lost::Expired)
         }
@@ -181,8 +180,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Has renewals ask for no less than this from now on: one that comes after an acquire
-    /// would cut off what that was given. To be called before it is sent.
+    /// Has renewals ask for at least this lease from now on. It comes before an acquire with
+    /// this lease is sent: a renewal after that, with a shorter one, would cut its lease off.
     pub(crate) fn ask_for(&self, lease: Duration) {
         let mut state = self.state();
         state.lease = state.lease.max(lease);
@@ -199,8 +198,8 @@ impl Hold {
         self.state().guards
     }
 
-    /// Returns, once for each link, whether that has ended by which it was asked for. The
-    /// server may have forgotten it then.
+    /// Returns, once for each link, whether the link by which the hold was asked for has
+    /// ended. The server may have forgotten the hold then.
     fn has_lost_link(&self) -> bool {
         let mut state = self.state();
         let is_closed = |link: &Weak<Link>| link.upgrade().is_none_or(|it| it.closed.is_closed());
@@ -211,7 +210,7 @@ impl Hold {
     pub(crate) async fn renew(&self) -> Result<Moment, Error> {
         loop {
             let (sent_at, lease) = self.renew_once().await?;
-            // A longer one that was asked for meanwhile may have been cut off.
+            // It may have cut off a longer lease that was asked for meanwhile.
             if lease >= self.state().lease {
                 return Ok(sent_at);
             }
@@ -249,7 +248,7 @@ impl Hold {
         Ok((answer.sent_at, lease))
     }
 
-    /// Runs a command at the server under the condition that it is still held there.
+    /// Runs a command at the server if the lock is still held there.
     pub(crate) async fn guarded(&self, command: &redis::Cmd) -> Result<redis::Value, Error> {
         let guard = command::guard(&self.request.key, self.token, command);
         Ok(self.shared.ask(&self.request.key, &guard).await?.value)
@@ -268,8 +267,7 @@ impl Hold {
                     .settle(async move { this.release(None, tell).await }),
             },
             Some(job) => {
-                // Taken at once if it is free, so that what the job asks for next comes
-                // after.
+                // Taken at once if it is free, so that the job's next request comes after this.
                 let releasing = Releasing::of(job);
                 let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
                 let job = Arc::clone(job);
@@ -280,7 +278,7 @@ impl Hold {
                         None => job.turn_to_release(&this.request.key).await,
                     };
                     match this.leave_one() {
-                        // With `HOLD 1` one that somebody else has ended would look released.
+                        // With `HOLD 1` a hold that another has ended would look released.
                         Ok(nth) => this.release((nth > 1).then_some(nth), tell).await,
                         Err(why) => _ = tell.send(Err(Error::Lost(why))),
                     }
@@ -308,7 +306,7 @@ impl Hold {
         let release = command::release(&request.key, &request.owner, Some(self.token), nth);
         let until = Moment::now() + self.state().lease;
         let told = match request.road.ask(shared, &request.key, &release, None).await {
-            // What was sent before may have ended it.
+            // An earlier try of this release may have ended it.
             Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
                 Err(Error::Lost(Lost::Refused))
             }
@@ -316,7 +314,7 @@ impl Hold {
         };
         let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
         if let Err(Err(error)) = tell.send(told) {
-            // Of a dropped guard nobody hears.
+            // Nobody waits for the release of a dropped guard.
             shared.report(&error);
         }
         if goes_on {

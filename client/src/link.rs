@@ -1,4 +1,4 @@
-//! What leads to one node: a connection for commands and the messages of places.
+//! A link to one node: a connection for commands and the messages of places.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,14 +22,14 @@ const PROBE: Duration = Duration::from_secs(2);
 /// a cluster: a subscription that the server ends by itself (its slot has moved) would be
 /// taken for the reply of a command.
 pub(crate) struct Link {
-    /// What its messages are told by.
+    /// The number that its messages come with.
     pub(crate) serial: u64,
     pub(crate) commands: Arc<Connection>,
     messages: Arc<Connection>,
     pub(crate) closed: Closed,
     timeouts: Timeouts,
     is_sharded: bool,
-    /// What is listened to.
+    /// The channels that are listened to.
     channels: Mutex<HashMap<Vec<u8>, Arc<OnceCell<()>>>>,
     /// How the server is told to end this link's connections.
     pub(crate) kills: Vec<Cmd>,
@@ -37,7 +37,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// Opens it; then ends the connections of the link that this one replaces, so that
-    /// nothing that was sent by it is carried out later.
+    /// nothing that was sent by that is carried out later.
     pub(crate) async fn open(
         info: &ConnectionInfo,
         timeouts: Timeouts,
@@ -110,7 +110,7 @@ impl Link {
     }
 }
 
-/// A server that has gone without a word is heard of by its silence.
+/// Finds a server that has gone without a word, by its silence.
 async fn probe(link: Weak<Link>, register: Arc<Register>) {
     let ping = redis::cmd("PING");
     loop {

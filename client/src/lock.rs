@@ -27,8 +27,8 @@ use crate::shared::{Road, Shared};
 /// # }
 /// ```
 ///
-/// Each acquire is an owner of its own: whoever holds the lock and acquires it again waits
-/// for himself. [`Job`](crate::Job) is for work that takes a lock twice.
+/// Each acquire is an owner of its own: a program that holds the lock and acquires it
+/// again waits for itself. [`Job`](crate::Job) is for work that takes a lock twice.
 #[derive(Clone)]
 #[must_use = "a lock is taken by `acquire`, `acquire_within`, `try_acquire` or `run`"]
 pub struct Lock {

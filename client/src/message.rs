@@ -48,7 +48,7 @@ impl Message {
     }
 }
 
-/// Takes one off the front: `length:bytes,`.
+/// Takes one netstring off the front: `length:bytes,`.
 fn netstring<'bytes>(bytes: &mut &'bytes [u8]) -> Option<&'bytes [u8]> {
     let colon = bytes.iter().position(|byte| *byte == b':')?;
     let length: usize = std::str::from_utf8(&bytes[..colon]).ok()?.parse().ok()?;

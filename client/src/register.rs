@@ -15,7 +15,7 @@ type Name = (Vec<u8>, Vec<u8>);
 /// The waits of a client.
 pub(crate) struct Register {
     ears: Mutex<HashMap<Name, Arc<Ear>>>,
-    /// Grants that nobody expects any more.
+    /// Grants whose wait has ended: they are given back.
     orphans: mpsc::UnboundedSender<Orphan>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Orphan {
 /// Where the message for one wait arrives.
 #[derive(Default)]
 struct Ear {
-    /// By which link, and what.
+    /// What was told, and by which link.
     told: Mutex<Option<(u64, Told)>>,
     told_now: Notify,
 }
@@ -68,7 +68,7 @@ impl Register {
         self.ears().is_empty()
     }
 
-    /// Leads a message that came by this link to whoever waits for it.
+    /// Passes a message that came by this link to its wait.
     pub(crate) fn hear(&self, link: u64, message: &[u8]) {
         let Some(Message { key, owner, told }) = Message::read(message) else {
             return;

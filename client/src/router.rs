@@ -1,4 +1,4 @@
-//! Which link leads to a key, and what to do where a node says that another one has it.
+//! Which link leads to a key, and what to do if a node says that another one has it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -38,7 +38,7 @@ pub(crate) struct Router {
     /// What the channels of this client begin with.
     channel: String,
     tags: Tags,
-    /// By host and port; one without a name where there is no cluster.
+    /// By host and port. Without a cluster there is one, with an empty name.
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     map: Mutex<Option<Map>>,
     /// When the map was last asked for. Locked while it is.
@@ -49,7 +49,7 @@ pub(crate) struct Router {
 #[derive(Default)]
 struct Node {
     current: Mutex<Option<Arc<Link>>>,
-    /// What came of the last opening, for all who wait for it: nothing yet, or its link.
+    /// The result of the last opening, for all that wait for it; nothing while it is under way.
     opening: Mutex<Option<watch::Receiver<Option<Opened>>>>,
 }
 
@@ -59,7 +59,7 @@ type Opened = Result<Arc<Link>, Error>;
 pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) sent_at: Moment,
-    /// What its messages come by.
+    /// The link by which messages about its place come.
     pub(crate) link: Option<Arc<Link>>,
     /// Whether it was sent before, and may have been carried out then.
     pub(crate) is_resent: bool,
@@ -92,9 +92,9 @@ impl Router {
         }
     }
 
-    /// Sends a command to the node of a key, again where a connection was closed under
-    /// it, if that does no harm, and elsewhere where another node has the key. With a
-    /// channel, that is listened to first, on the same node.
+    /// Sends a command to the node of a key. If another node has the key, the command
+    /// follows it there. If the connection closes, the command is sent again, as long as
+    /// that does no harm. With a `channel`, this listens to that first, on the same node.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         key: &[u8],
@@ -221,8 +221,8 @@ impl Router {
             .ok_or_else(|| Error::from_line("CLUSTERDOWN no node tells which one has this key"))
     }
 
-    /// Learns from `MOVED` where one key's slot is now. Returns false where it tells no
-    /// address.
+    /// Learns from `MOVED` where one key's slot is now. Returns false if the error tells
+    /// no address.
     pub(crate) fn learn(&self, key: &[u8], error: &Error, led_to: &str) -> bool {
         let moved = Some(error).filter(|error| error.code() == "MOVED");
         let Some(address) = moved.and_then(|moved| redirected(moved, led_to)) else {
@@ -234,7 +234,7 @@ impl Router {
         true
     }
 
-    /// Asks for the map, for all who want it meanwhile, unless it was just asked for.
+    /// Asks for the map once for all that want it meanwhile, unless it was just asked for.
     async fn ask_for_map(self: &Arc<Self>) -> Result<(), Error> {
         let this = Arc::clone(self);
         self.spawned(async move {
@@ -298,7 +298,7 @@ impl Router {
         let opened = opened.await;
         *locked(&node.current) = match &opened {
             Ok(link) => Some(Arc::clone(link)),
-            // Its connections are still to be ended.
+            // The next link still has to end the old one's connections.
             Err(_) => replaced,
         };
         let link = opened?;
@@ -329,8 +329,8 @@ impl Router {
         .await
     }
 
-    /// Has the next command open a new link: this one is of no use. What waits for
-    /// replies by it still gets them.
+    /// Has the next command open a new link: this one is of no use. Commands that wait for
+    /// their replies by it still get them.
     fn retire(&self, link: &Arc<Link>) {
         for node in locked(&self.nodes).values() {
             let mut current = locked(&node.current);
@@ -343,8 +343,8 @@ impl Router {
         }
     }
 
-    /// Runs something in the client's runtime, whoever waits for it, and whether or not
-    /// that is polled.
+    /// Runs work in the client's runtime. It goes on even if nobody polls the future that
+    /// waits for it.
     pub(crate) fn spawned<T: Send + 'static, W>(
         &self,
         work: W,
@@ -365,7 +365,7 @@ impl Node {
     }
 }
 
-/// Gives a link up whose server is not the primary any more: it may go on answering.
+/// Closes a link if its server is not the primary any more: such a server may go on answering.
 async fn follow(router: Weak<Router>, link: Weak<Link>) {
     loop {
         sleep(LOOK_UP).await;
@@ -384,8 +384,8 @@ async fn follow(router: Weak<Router>, link: Weak<Link>) {
     }
 }
 
-/// Host and port in `MOVED slot host:port`. A node that is named without a host is where
-/// the client was led.
+/// Host and port in `MOVED slot host:port`. A node without a host has the one to which the
+/// client was led.
 fn redirected(error: &Error, led_to: &str) -> Option<Address> {
     let told = error.to_string();
     let (host, port) = told.split(' ').nth(2)?.rsplit_once(':')?;

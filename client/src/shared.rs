@@ -21,10 +21,10 @@ use crate::router::{Answer, Router};
 /// spares both.
 pub(crate) const CLAIM_AFTER: Duration = Duration::from_millis(20);
 
-/// How long pauses grow while what lingers is given back.
+/// The longest pause between tries to give back a hold or a place.
 const SETTLE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Whom failures are told of that no caller is told of.
+/// Called with each failure that no caller gets.
 pub(crate) type OnFailure = Arc<dyn Fn(&Error) + Send + Sync>;
 
 type Later = Box<dyn FnOnce() + Send>;
@@ -34,11 +34,11 @@ pub(crate) struct Shared {
     pub(crate) default_lease: Duration,
     pub(crate) key_prefix: Vec<u8>,
     pub(crate) on_failure: Option<OnFailure>,
-    /// The process that connected. A fork has the connections in common with it.
+    /// The process that connected. A fork shares the connections with it.
     process: u32,
-    /// What is still to be given back.
+    /// The tasks that still give something back.
     settling: TaskTracker,
-    /// What can wait a moment.
+    /// Work that begins after a delay: see [`begin_later`].
     later: mpsc::UnboundedSender<Later>,
 }
 
@@ -67,7 +67,7 @@ impl Shared {
             settling: TaskTracker::new(),
             later,
         });
-        // It is waited for where nothing is under way, and more may come all the same.
+        // Only a closed tracker can be waited for, and it takes further tasks all the same.
         shared.settling.close();
         shared.router.runtime.spawn(begin_later(waiting));
         let releasing = release_orphans(Arc::downgrade(&shared), orphans);
@@ -112,8 +112,8 @@ impl Shared {
         let _ = self.later.send(Box::new(begin));
     }
 
-    /// Sends a release again and again until it is answered, or what it ends is over
-    /// anyway. It goes the way of what it is to end, so as not to overtake it.
+    /// Sends a release again and again until it is answered, or until what it ends is over
+    /// anyway. It takes the same road as that, so as not to overtake it.
     pub(crate) async fn release(
         self: &Arc<Self>,
         road: &Road,
@@ -182,7 +182,7 @@ impl Road {
         }
     }
 
-    /// Waits until they are closed.
+    /// Waits until its connections are closed.
     pub(crate) async fn over(&self) {
         match self {
             Self::Client => std::future::pending().await,
@@ -191,7 +191,7 @@ impl Road {
     }
 }
 
-/// Begins what can wait, once or twice as late as a claim: most is not needed any more then.
+/// Begins such work once or twice `CLAIM_AFTER` later: most of it is not needed any more then.
 async fn begin_later(mut later: mpsc::UnboundedReceiver<Later>) {
     let mut begun = Vec::new();
     while later.recv_many(&mut begun, usize::MAX).await > 0 {

@@ -63,7 +63,7 @@ impl Map {
         self.0.iter().flatten().cloned().collect()
     }
 
-    /// Reads what a node answered that is known by this host.
+    /// Reads the answer of a node that is known by this host.
     fn read(reply: Value, host: &str) -> Result<Self, Error> {
         // From slot, to slot, and for each node, the primary first, host, port, and more.
         let ranges: Vec<Vec<Value>> =
