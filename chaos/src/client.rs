@@ -36,20 +36,20 @@ pub const LEASE_MS_MAX: u64 = 2000;
 /// who are granted a lock release it at once.
 const SETTLE_MS: u64 = LEASE_MS_MAX + 5000;
 
-/// How long a client that waits for ever does so while there are faults.
+/// How long a wait without end may last while there are faults.
 const FOR_EVER_MS: u64 = 60_000;
 
 /// How much longer than asked a connected client waits while there are faults.
 const FAULTS_MS: u64 = 20_000;
 
-/// How much longer than asked a client waits whose connection may stall.
+/// How much longer than asked a client waits if its connection may stall.
 const STALL_MS: u64 = 700;
 
 /// What all clients share.
 pub struct Shared {
     pub journal: Journal,
     pub guide: Guide,
-    /// What all names begin with, so that those who serve the locks serve them.
+    /// The prefix of all names, by which the nodes that serve the locks serve them.
     pub prefix: String,
     pub protection: Protection,
     pub locks: Locks,
@@ -273,8 +273,8 @@ impl Client {
         transmit(connected, operation, request, sent, &lines)
     }
 
-    /// Waits for the answer, and keeps the connection if it can be used again. The answer to
-    /// who has a place is still to come then.
+    /// Waits for the answer, and keeps the connection if it can be used again. If the
+    /// client has a place now, its answer is still to come.
     pub(crate) fn answer(&mut self, asked: Asked) -> Outcome {
         let (mut connected, request, sent) = (asked.connected, asked.request, asked.sent);
         let block_ms = request.block_ms();
@@ -295,7 +295,7 @@ impl Client {
             Err(_) => Outcome::Lost,
         };
         let is_doubtful = self.is_doubtful(&heard);
-        // Whoever says another code of doubt is the primary no more.
+        // A node that answers with another code of doubt is the primary no more.
         let may_ask_again = is_doubtful && heard == Outcome::Error("NOREPLICAS".into());
         let outcome = match heard {
             _ if is_doubtful => Outcome::Lost,
@@ -340,7 +340,7 @@ impl Client {
         (sent + (asked_ms + margin_ms) * MS, outcome)
     }
 
-    /// The connection, made anew where there is none.
+    /// The connection, or a new one if there is none.
     pub(crate) fn connected(&mut self) -> Connected {
         loop {
             let connected = self.connection.take().or_else(|| self.new_connection());
@@ -351,7 +351,7 @@ impl Client {
         }
     }
 
-    /// A connection to whom some witness names.
+    /// A connection to the primary that some witness names.
     fn new_connection(&mut self) -> Option<Connected> {
         let guide = &self.shared.guide;
         let node = guide.primary(self.rng.random_range(0..guide.witnesses()))?;
@@ -388,7 +388,7 @@ fn transmit(
     sent: Nanos,
     lines: &[Vec<&str>],
 ) -> Asked {
-    // Where that fails no answer will come either.
+    // If that fails, no answer will come either.
     let _ = connected.connection.send_all(lines);
     Asked {
         connected,

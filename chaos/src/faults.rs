@@ -31,7 +31,7 @@ use nodes::Hurt;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How late what passes is at most.
+/// The longest delay of traffic.
 const LATE_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy)]
@@ -41,10 +41,11 @@ enum Fault {
     Primary(Hurt, u64, u64),
     /// So is a replica.
     Replica(Hurt, u64, u64),
-    /// The primary is hurt until another one has its place, and so long after that at the most.
+    /// The primary is hurt until another one has its place, and then for so many
+    /// milliseconds at the most.
     Replace(Hurt, u64),
-    /// For a while this comes of what passes between some clients and a node; it is delayed by
-    /// less than this.
+    /// For a while, traffic between some clients and a node meets this fate. A delay is
+    /// cut to a random part of itself.
     Pass(Fate),
     /// Commands of a stranger, which have these effects: `{k}` is a lock, `{db}` its database,
     /// `{other}` the other one, `{owner}` has it, `{dump}` is it as it was before the first
@@ -57,7 +58,7 @@ use Effect::{BringsBack, ChangesLeases, EndsHolds, EndsWaits};
 use Fault::{Do, Pass, Primary, Replace, Replica, Say};
 use Hurt::{CutOff, CutOffFromPeers, CutOffFromPrimary, Killed, Stopped};
 
-/// How often it comes, and its name.
+/// How often the fault comes, its name, and what it does.
 type Kind = (u32, &'static str, Fault);
 
 /// What is done to bare commands on one server. Without an expiry a lock whose holder is gone
@@ -165,7 +166,7 @@ pub struct Faults {
     rng: StdRng,
     kinds: Vec<Kind>,
     primary: usize,
-    /// Where servers are hurt several at a time, how.
+    /// How servers are hurt, if several are hurt at a time.
     minority: Option<Minority>,
     fsync: &'static str,
     admin: Option<Connection>,

@@ -4,18 +4,18 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::{IteratorRandom, SliceRandom};
 
-/// So the name of a lock begins that all hold exclusively.
+/// The prefix of locks that are only held exclusively.
 pub const EXCLUSIVE: &str = "lock:";
-/// It is held in every mode.
+/// Of locks that are held in every mode.
 pub const MIXED: &str = "mixed:";
-/// It is taken together with another of its kind, in any order.
+/// Of locks that are taken two at a time, in any order.
 pub const PAIRED: &str = "pair:";
 
 pub struct Locks {
     pub names: Vec<String>,
 }
 
-/// The other databases' locks have its number before their names.
+/// The prefix of locks in the other database: its number.
 const SECOND: &str = "1/";
 
 /// The name of a lock of this key in a database.
@@ -32,7 +32,7 @@ pub fn database_and_key(lock: &str) -> (i64, &str) {
 }
 
 impl Locks {
-    /// This many exclusive ones, and some of the other kinds.
+    /// So many exclusive locks, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {
         let kinds = [(EXCLUSIVE, exclusive.max(1)), (MIXED, 2), (PAIRED, 2)];
         let name = |(kind, count)| (1..=count).map(move |number| format!("{kind}{number}"));

@@ -18,12 +18,11 @@
 //! - Some wait by a place in the queue, and are told by a message. They claim at once
 //!   what they are told. They hear a channel that no other one hears, by a connection for
 //!   that alone: Valkey from 8.1 on blocks no connection that has subscribed.
-//! - An owner is there for one holding. Who released a hold, or was told that it
-//!   has none, never asks again as that owner: a hold that the old primary had
-//!   ended may be in the data of the new one, with its old token.
-//! - Who holds counts its lease from when it sent the request, less what it keeps
-//!   in hand, and sends no more renewals when that is over. A grant that may have
-//!   waited is renewed at once.
+//! - An owner is there for one holding. An owner that released a hold, or was told that it
+//!   has none, is never used again: a hold that the old primary had ended may be in the
+//!   data of the new one, with its old token.
+//! - A holder counts its lease from when it sent the request, less a margin, and sends no
+//!   more renewals when that is over. A grant that may have waited is renewed at once.
 //! - `NOREPLICAS` is not believed, neither as a yes nor as a no: in the history
 //!   the outcome is unknown. The client asks again with `HOLD`, or releases. Nor are
 //!   `UNBLOCKED`, and in a cluster `MOVED`, which a primary that is demoted says of all
@@ -52,16 +51,16 @@ use super::{Client, Connected, is_lost};
 use crate::clock;
 use crate::history::{Acquire, MS, Nanos, Outcome, Request};
 
-/// What a client keeps in hand of a lease.
+/// The margin by which a client counts a lease shorter.
 const IN_HAND: Nanos = 20 * MS;
 
 /// How often a request is sent again whose outcome is unknown.
 const RESENT_MAX: usize = 5;
 
-/// How long each lock may take to be had when all is well.
+/// How long it may take to get each lock when all is well.
 pub(super) const LAST_WAIT: Nanos = 30_000 * MS;
 
-/// What an answer counts as that says nothing about whether a hold is there.
+/// The code for an answer that says nothing about whether a hold is there.
 pub(super) const DISMISSED: &str = "DISMISSED";
 
 /// A hold as its client sees it.
@@ -89,7 +88,7 @@ pub(super) struct Reign {
 }
 
 impl Reign {
-    /// Asks for it. Who is no primary has none.
+    /// Asks for it. A node that is no primary has none.
     pub(super) fn of(connection: &mut Connection, patient: impl FnMut() -> bool) -> Option<Self> {
         let info = connection.call_while(&["INFO", "server", "replication", "lock"], patient);
         let info = info.and_then(reply_text)?;

@@ -30,12 +30,12 @@ pub(super) struct Place {
     queued: Nanos,
 }
 
-/// What somebody does who has waited for some time.
+/// What a client does when it has waited for some time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doubt {
     AsksAgain,
     GivesUp,
-    /// The connection ends to which the place is bound.
+    /// It closes the connection to which the place is bound.
     ClosesSession,
 }
 
@@ -45,7 +45,7 @@ impl Client {
         let mut connected = self.connected();
         let prefix = &self.shared.prefix;
         let channel = format!("{prefix}client{}-{}", self.id, self.connections);
-        // In a cluster those hear of it who serve the lock.
+        // In a cluster only the nodes that serve the lock's slot pass on its messages.
         let subscribe = match prefix.is_empty() {
             true => "SUBSCRIBE",
             false => "SSUBSCRIBE",
@@ -65,7 +65,7 @@ impl Client {
         !self.is_deaf()
     }
 
-    /// Whether no more messages may come that say how a place of this client ends.
+    /// Whether the messages about this client's places may not come any more.
     pub(crate) fn is_deaf(&self) -> bool {
         let Some(connected) = &self.connection else {
             return true;
@@ -103,7 +103,7 @@ impl Client {
                 }
                 Doubt::GivesUp => {
                     is_given_up = true;
-                    // It is told so a little later.
+                    // The client is told of that a little later.
                     self.shared.journal.queued(place.operation, None);
                     self.release(lock, None, None);
                 }
@@ -168,7 +168,7 @@ impl Client {
             return Err(outcome);
         }
         let queued = clock::now();
-        // Nothing is promised of the order in which those are served who follow the primary.
+        // Clients that follow the primary are promised no order.
         if !self.is_watched() {
             self.shared.journal.queued(operation, Some(queued));
         }
@@ -206,20 +206,20 @@ impl Client {
         let line = self.line(&connected, lock, Request::Acquire(ask));
         let (words, request) = (line.split(' ').collect(), Request::Acquire(place.ask));
         let journal = &self.shared.journal;
-        // A token that is replied has its full lease.
+        // A token in a reply has its full lease.
         journal.queued(place.operation, None);
         let asked = transmit(connected, place.operation, request, clock::now(), &[words]);
         let outcome = self.answer(asked);
         match outcome {
             Outcome::Pending => {
-                // Its time may have been over. Then this is another one, at the end.
+                // If the place's time was over, this is a new place, at the end.
                 if clock::now() + MS < place.sent + wait_ms * MS {
                     let journal = &self.shared.journal;
                     journal.queued(place.operation, Some(place.queued));
                 }
                 None
             }
-            // What is refused changes nothing: the place is still there.
+            // A refused request changes nothing: the place is still there.
             Outcome::Error(_) | Outcome::Deadlock(_) => {
                 self.connection = None;
                 Some(self.ends(place, None, false))

@@ -1,6 +1,5 @@
-//! Locks that only a few owners want, so that nothing but the end of a hold makes
-//! the server look at them. Before one that waits another may have a place that it does
-//! not use.
+//! Locks that only a few owners want, so that nothing but the end of a hold makes the server look
+//! at them. In front of the waiter there may be a place whose client does not claim its grant.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +12,7 @@ use crate::history::{Acquire, MS, Request};
 use crate::locks::in_database;
 use crate::protection::CLAIM_TIMEOUT_MS;
 
-/// The numbers of one client's companions are so far apart. Its database goes by the last digit.
+/// How far apart the numbers of one client's companions are. The last digit chooses the database.
 const COMPANION: usize = 100_000;
 
 impl Client {
@@ -49,14 +48,14 @@ impl Client {
         let waiting = thread::spawn(move || waiter.wait_quietly(&of_waiter, ask));
         self.sleep(20, 60);
         if place.is_some() && !is_heard {
-            // So long it may be supposed to have been granted before.
+            // For so long the history may suppose that the place was granted the lock.
             self.sleep(CLAIM_TIMEOUT_MS + 120, CLAIM_TIMEOUT_MS + 200);
         }
         if let Some(own) = self.connection.take().filter(|_| session) {
             self.close(&lock, own);
         }
         if let Some(place) = place.filter(|_| is_heard) {
-            // Hears of the grant, and does not claim it.
+            // It hears of the grant, and does not claim it.
             let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
             let told = idle.await_told(|_| clock::now() < deadline);
             idle.ends(&place, told, false);

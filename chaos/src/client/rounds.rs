@@ -14,7 +14,7 @@ use crate::protection::CLAIM_TIMEOUT_MS;
 /// How long a request waits in the queue at most, if not for ever.
 const BLOCK_MS_MAX: u64 = 1500;
 
-/// How long a hold is renewed at most, by those who go from one primary to the next.
+/// How long a hold is renewed at most, by clients that go from one primary to the next.
 const HOLD_MS_MAX: u64 = 6000;
 
 /// The server must find the time to renew even the shortest lease of a session.
@@ -67,7 +67,7 @@ impl Client {
         (in_database(self.database, &key), mode)
     }
 
-    /// One of many leases, of which those of sessions are not short.
+    /// A random lease; for a session never a short one.
     pub(super) fn any_lease_ms(&mut self, session: bool) -> u64 {
         match self.rng.random_range(0..3) {
             0 if !session => self.rng.random_range(50..=200),
@@ -114,13 +114,13 @@ impl Client {
                 self.perform(&lock, Request::Renew { lease_ms, fence });
             }
         }
-        // Whoever can't tell what it holds begins anew as another.
+        // A client that can't tell what it holds begins anew as another owner.
         if !in_order || self.is_watched() || self.rng.random_bool(0.5) {
             self.owners += 1;
         }
     }
 
-    /// Whether who is told of a grant claims it in time. On one server some do not.
+    /// Whether a client that is told of a grant claims it in time. On one server some do not.
     fn claims(&mut self, hold: &mut Hold) -> bool {
         if !hold.is_told || self.is_watched() || self.shared.is_over() {
             return true;
@@ -136,15 +136,15 @@ impl Client {
                 self.renew(hold, true);
                 self.release(&hold.lock, None, None);
             }
-            // As who does not trust its ears.
+            // As a client that does not trust the message.
             4..=6 => return self.confirm(hold, true),
             _ => return true,
         }
         false
     }
 
-    /// Holds one lock and waits for another, each client in an order of its own, so that some
-    /// wait for each other. Whoever is refused gives way.
+    /// Holds one lock and waits for another, each client in an order of its own, so that
+    /// some wait for each other. A client that is refused gives way.
     fn pair_round(&mut self) {
         let (first, second) = self.shared.locks.any_two(PAIRED, &mut self.rng);
         let [first, second] = [first, second].map(|key| in_database(self.database, &key));
@@ -205,7 +205,7 @@ impl Client {
             self.sleep(0, unrenewed_ms);
             if !self.act(hold) {
                 if !self.is_watched() {
-                    // It may have been lost, or may come into force later.
+                    // The request may have been lost, or may take effect later.
                     self.release(&hold.lock, None, None);
                 }
                 return false;
@@ -222,7 +222,7 @@ impl Client {
         }
         if self.is_watched() {
             return match hold.ask.hold.is_some() && self.rng.random_bool(0.2) {
-                // It may be a grace period that does not confirm it.
+                // A grace period may be the reason why it is not confirmed.
                 true => self.confirm(hold, false) || self.shared.protection.grace_ms() > 0,
                 false => self.renew(hold, false),
             };
@@ -249,7 +249,7 @@ impl Client {
                 };
                 (Request::Acquire(ask), Outcome::Granted(hold.token))
             }
-            // Who asks for the lock all alone is refused at once.
+            // A request for an exclusive hold is refused at once.
             2 if hold.ask.mode != Mode::Exclusive => {
                 (Request::Acquire(ask), Outcome::Error("UPGRADE".into()))
             }
@@ -262,7 +262,7 @@ impl Client {
                 let hold = count;
                 (Request::Release { hold, fence, all }, Outcome::StillHeld)
             }
-            // A token that is not that of the hold does nothing.
+            // A request with another token than the hold's does nothing.
             7 => (Request::Renew { lease_ms, fence }, Outcome::NotHeld),
             8 => (release(None, fence), Outcome::NotHeld),
             _ => return true,
@@ -290,7 +290,7 @@ impl Client {
                 if self.rng.random_bool(0.2) {
                     self.release(&hold.lock, None, None);
                 }
-                // A proxy hands the end of a connection on in its own time.
+                // A proxy passes the end of a connection on in its own time.
                 if let Some(connected) = self.connection.take()
                     && self.is_direct()
                 {

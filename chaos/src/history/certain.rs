@@ -55,7 +55,7 @@ pub(super) fn holds<'o>(
                 .find_map(Operation::token)
         };
         let start = told.map_or(answered, |_| shown_by.sent);
-        // The lease of a grant that waited began when it was made.
+        // The lease of a grant after a wait began when the grant was made.
         let is_first = |token: &i64| {
             let mut earlier = operations[..index].iter();
             all_known && earlier.all(|one| one.token() != Some(*token))
@@ -77,8 +77,8 @@ pub(super) fn holds<'o>(
             Some(alive) => alive.min(lease_end),
         };
         for other in operations {
-            // What was sent earlier with an unknown outcome may come into force
-            // later.
+            // A request that was sent earlier, and whose outcome is unknown, may take
+            // effect later.
             if std::ptr::eq(*other, shown_by) || other.over_by(shown_by.sent) || other.sent >= end {
                 continue;
             }

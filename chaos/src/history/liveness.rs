@@ -6,7 +6,7 @@ use super::{Breaches, Effect, History, MS, Nanos, Operation, Outcome, Promise};
 /// How long a lock may stay free while the server and the waiter run.
 const HAND_OFF_MARGIN: Nanos = 300 * MS;
 
-/// Whoever is connected has an answer in the end.
+/// Every client that is connected has an answer in the end.
 pub(super) fn check_answers(history: &History, breaches: &mut Breaches) {
     for operation in &history.operations {
         if matches!(operation.outcome, Outcome::Silent | Outcome::Pending) {
@@ -74,7 +74,7 @@ fn free_for_long(
     waiter: &Operation,
     (from, until): (Nanos, Nanos),
 ) -> Option<(Nanos, Nanos)> {
-    // Who was granted it after the waiter did not have it before.
+    // An owner that was granted it after the waiter did not have it before.
     let counts = |by: &Operation| {
         !std::ptr::eq(by, waiter)
             && (by.token().is_none() || waiter.token().is_none() || by.token() < waiter.token())

@@ -26,7 +26,7 @@ pub(super) struct Tenancy<'o> {
     pub(super) possible: Vec<PossibleHold<'o>>,
 }
 
-/// The first that was heard of a token.
+/// The first answer that told of a token.
 pub(super) struct FirstGrant<'o> {
     pub(super) by: &'o Operation,
     pub(super) token: i64,
@@ -52,7 +52,7 @@ impl<'o> Tenancy<'o> {
         let mut grants = Vec::new();
         for &by in &self.operations {
             if by.acquires() && by.unknown() {
-                // The grant may be this one's, and its answer a later one's.
+                // A later request may be answered with this one's grant.
                 unknown_since = unknown_since.min(by.sent);
             }
             if let (Some(token), Some(not_after)) = (by.token(), by.answered) {

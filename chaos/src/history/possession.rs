@@ -56,8 +56,8 @@ fn covering<'t, 'o>(
     holds.find(|hold| hold.covers(operation) && suits(hold))
 }
 
-/// The end of the connection to which a place was bound, if it came before the grant of
-/// which a message told.
+/// The operation that closed the connection of a place's session, if that was before the
+/// grant that the place was told of.
 fn closed_before_grant<'o>(
     tenancy: &Tenancy<'o>,
     told: &Operation,
@@ -83,8 +83,8 @@ fn denies(interferences: &Interferences<'_>, tenancy: &Tenancy<'_>, operation: &
     }
 }
 
-/// Whether the answer says that the owner held the lock. The end of a first hold
-/// is also told to who has none.
+/// Whether the answer says that the owner held the lock. An owner without a hold is also
+/// told that its first hold has ended.
 fn confirms(operation: &Operation) -> bool {
     match (&operation.outcome, operation.request) {
         (Outcome::Released, Request::Release { hold, .. }) => hold != Some(1),

@@ -3,8 +3,8 @@
 use super::lock::{Interferences, Lock};
 use super::{Acquire, Effect, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request};
 
-/// How long after the end of its connection a request may come into force where
-/// nothing holds the server up.
+/// How long after the end of its connection a request may take effect if nothing holds the
+/// server up.
 const LATE_MAX: Nanos = 100 * MS;
 
 /// A time outside of which an answer can't have given an owner a lock.
@@ -97,7 +97,7 @@ pub(super) fn shorten_by_later_grants(lock: &mut Lock<'_>) {
 }
 
 impl PossibleHold<'_> {
-    /// Ends it where a later answer shows that it was over, or was to be soon.
+    /// Ends it if a later answer shows that it was over, or was to be soon.
     fn end_where_known(
         &mut self,
         operations: &[&Operation],
@@ -139,7 +139,7 @@ impl PossibleHold<'_> {
     }
 }
 
-/// Whether nobody can have claimed what a message told of.
+/// Whether nobody can have claimed the grant that a message told of.
 fn is_unclaimed(operations: &[&Operation], told: &Operation) -> bool {
     !operations.iter().any(|one| {
         let claims = matches!(one.request, Request::Renew { .. }) || one.acquires();
@@ -176,7 +176,7 @@ fn lease_end(by: &Operation, interferences: &Interferences<'_>, slack: Nanos) ->
     };
     let in_force = match by.outcome {
         Outcome::Lost => in_force_by(answered, interferences),
-        // The server may not know that nobody waits any more.
+        // The server may not know that the client waits no more.
         Outcome::GivenUp => in_force_by(answered, interferences) + block_ms * MS,
         Outcome::Pending | Outcome::Silent => return Nanos::MAX,
         _ => answered,
@@ -184,7 +184,7 @@ fn lease_end(by: &Operation, interferences: &Interferences<'_>, slack: Nanos) ->
     in_force + lease_ms * MS + slack
 }
 
-/// When what came to the server by this time is done at the latest.
+/// When requests that reached the server by this time have taken effect at the latest.
 fn in_force_by(time: Nanos, interferences: &Interferences<'_>) -> Nanos {
     let effects = [Effect::HoldsCommandsBack, Effect::StopsTheServer];
     let stops = interferences.during(&effects, time, Nanos::MAX);
