@@ -30,7 +30,7 @@ pub struct Scenario {
     /// Whether the actors are one of each language.
     #[serde(default)]
     pub mixed: bool,
-    /// Whether it is judged by times, and so tried again where the machine stood still.
+    /// Whether it is judged by times, and so tried again if the machine stood still.
     #[serde(default)]
     pub timed: bool,
     /// Whether the actors go by a wall clock of their own.
@@ -42,7 +42,7 @@ pub struct Scenario {
     /// What `connect` is told more.
     #[serde(default)]
     pub connect: Map<String, Value>,
-    /// A fault of the Rust driver or of this runner that it has to notice.
+    /// A fault of the Rust driver, or once of the Python driver, that it has to notice.
     pub fault: String,
     /// What happens, one after the other.
     pub steps: Vec<Step>,
