@@ -11,8 +11,7 @@ pub const GRANTS_A_STEP: usize = 32;
 /// How many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
-/// How many places that are over are ended in one step, on the way to who waits behind
-/// them.
+/// How many places that are over are ended in one step, on the way to the waiters behind them.
 pub const PASSED_A_STEP: usize = 1024;
 
 /// How many waits that are over are ended in one step to make room for one more, and how much

@@ -1,4 +1,4 @@
-//! A cycle of owners of which each waits for the next one, and how it is told.
+//! A cycle of owners, each of which waits for the next one, and how it is told.
 
 use crate::keys::{KeyBuf, KeyRef};
 use crate::request::Owner;
@@ -14,8 +14,8 @@ pub struct WaitEdge {
     pub blocker: Owner,
 }
 
-/// Says who waits for what in words. Of keys that the reader may not read it
-/// says only that there are some.
+/// Says in words who waits for what. If the reader may not read a key, this says only that
+/// there are some.
 pub fn spell(cycle: &[WaitEdge], may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
     const HIDDEN: &str = "others wait for keys that this user may not read";
     let mut spelled: Vec<String> = Vec::new();

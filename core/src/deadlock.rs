@@ -1,7 +1,7 @@
 //! Finds waits that could never end: cycles of owners that wait for each other.
 //!
-//! An owner that waits for a lock waits for everybody who holds it. A new wait is a deadlock
-//! if one of those waits, directly or through others, for the one who would wait. The look
+//! An owner that waits for a lock waits for all who hold it. A new wait is a deadlock if
+//! one of those waits, directly or through others, for the owner of the new wait. The look
 //! is made once, when the wait begins, and follows a thousand waits at most.
 //!
 //! Waiters in front in a queue add nothing: an owner stands for one thread of work, so

@@ -8,7 +8,7 @@ use crate::cycle::{self, WaitEdge};
 use crate::keys::KeyRef;
 use crate::usage::Usage;
 
-/// A refusal, as the client is told it. Whoever returns one has changed nothing.
+/// A refusal, as the client is told it. A function that returns one has changed nothing.
 #[expect(missing_docs, reason = "each message says what it means")]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LockError {
@@ -27,7 +27,7 @@ pub enum LockError {
          stricter one"
     )]
     Upgrade,
-    /// It says this to a user who may read every key; [`LockError::text_for`] to others.
+    /// The text for a user who may read every key; [`LockError::text_for`] has that for others.
     #[error("DEADLOCK {}", cycle::spell(.cycle, |_| true))]
     Deadlock { cycle: Vec<WaitEdge> },
     #[error(
@@ -94,7 +94,7 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// As it is told to somebody who may read these keys only.
+    /// The text for a user who may read these keys only.
     pub fn text_for(&self, may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
         match self {
             Self::Deadlock { cycle } => format!("DEADLOCK {}", cycle::spell(cycle, may_read)),

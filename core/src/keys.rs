@@ -16,7 +16,7 @@ pub struct KeyRef<'k> {
     pub name: &'k [u8],
 }
 
-/// Of a longer name the beginning is shown.
+/// How many bytes of a longer name are shown.
 const SHOWN_BYTES: usize = 256;
 
 impl KeyRef<'_> {

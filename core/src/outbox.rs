@@ -48,7 +48,7 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    /// The client with whose connection it ends. A place outlives it without a session.
+    /// The client whose connection it ends with, if any. A place without a session has none.
     pub(crate) fn ends_with(&self) -> Option<ClientId> {
         match self.to.is_place() {
             true => self.session.map(|session| session.client),

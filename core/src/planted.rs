@@ -54,7 +54,7 @@ pub enum Fault {
     LeaseEndsEarly,
     /// A waiter stays in the queue when its time is up.
     WaiterKept,
-    /// Who held a contended lock first is remembered for ever.
+    /// The first holders of a contended lock are remembered for ever.
     NotesKept,
     /// A waiter is let in by the limits of the holders, without its own.
     NewcomersLimitIgnored,
@@ -62,13 +62,13 @@ pub enum Fault {
     AcknowledgementNotAwaited,
     /// A reply waits for the offset of the turn before.
     OffsetTooEarly,
-    /// What is handed to a waiter is told before replicas have acknowledged it.
+    /// A hand-off is told before replicas have acknowledged it.
     HandOffNotCovered,
     /// Renewals count before replicas have acknowledged them.
     RenewalNotCovered,
     /// Locks are granted in a grace period as at any time.
     GraceIgnored,
-    /// Who holds a lock is granted it again in a grace period.
+    /// A holder is granted its lock again in a grace period.
     ReentryInGrace,
     /// What the module writes by itself is not bound by `min-replicas-to-write`.
     NotFenced,
@@ -80,15 +80,15 @@ pub enum Fault {
     PlaceOutlived,
     /// A session is kept up though nobody has claimed its grant.
     UnclaimedKept,
-    /// What a later request took over is still served.
+    /// A request that a later one took over is still served.
     EarlierServed,
     /// A session moves to the connection that asked last.
     TieMoved,
-    /// Of a grant that is not told one hold stays.
+    /// One hold of a grant that is not told stays.
     GivenBackTooLittle,
     /// With a grant that is not told all holds go.
     GivenBackTooMuch,
-    /// Who asks again passes those in front of it.
+    /// An owner that asks again passes those in front of it.
     FrontPassed,
 }
 

@@ -84,7 +84,7 @@ impl Queue {
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
     by_key: BTreeMap<KeyBuf, Box<Queue>>,
-    /// Everybody who waits, and so in the order in which they began.
+    /// All waiters, and so in the order in which they began to wait.
     by_id: BTreeMap<WaiterId, Box<Waiter>>,
     /// What each owner waits for.
     by_owner: BTreeMap<(Owner, KeyBuf), WaiterId>,
@@ -393,7 +393,7 @@ impl WaitQueues {
         (*at_ms <= now_ms).then_some(key)
     }
 
-    /// Takes a key whose look is due at `now_ms`. Whoever rechecks plans the next one.
+    /// Takes a key whose look is due at `now_ms`. That look plans the next one.
     pub fn take_due(&mut self, now_ms: i64) -> Option<KeyBuf> {
         self.next_due(now_ms)?;
         let (_, key) = self.rechecks.pop_first()?;

@@ -61,7 +61,7 @@ pub struct SessionToBe {
 /// What binds holds to connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The clients whose connections they are, the one that asked last at the end.
+    /// The clients with these connections; the one that asked last stands last.
     pub clients: SmallVec<[ClientId; 1]>,
     /// Whether the owner was told of the holds on another connection, too.
     pub told_elsewhere: bool,
@@ -245,7 +245,7 @@ impl Sessions {
         }
     }
 
-    /// Forgets some holds that are bound. Returns the clients to which they were.
+    /// Forgets some holds that are bound. Returns the clients that they were bound to.
     pub fn forget_any(&mut self) -> Option<SmallVec<[ClientId; 1]>> {
         let (_, hold) = self.by_client.first()?.clone();
         Some(self.remove(&hold)?.clients)

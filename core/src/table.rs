@@ -59,8 +59,8 @@ pub struct Settings {
     pub deadlock_detection: bool,
     /// Whether other keys can be read while a command runs. In a cluster they can't.
     pub reads_other_keys: bool,
-    /// Whether anything may be granted or handed on now. Where not, who may wait waits,
-    /// and holds are renewed and given back as ever.
+    /// Whether anything may be granted or handed on now. If not, requests that may wait do
+    /// so, and holds are renewed and given back as ever.
     pub may_grant: bool,
     /// Which replicas have to acknowledge what is told, if any.
     pub acks: Option<Acknowledgement>,

@@ -36,7 +36,7 @@ impl World {
         if is_stored {
             known.tell(token, ask);
         }
-        // Who is told of a session that is over already has its connection closed.
+        // If the session is over already, its connection gets closed.
         known.bind(client, ask, token, was_held);
         self.connections[at].doing = Doing::Nothing;
     }
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// The server is made a replica: who waits is told, and its connections keep up nothing.
+    /// The server is made a replica: waiters are told, and its connections keep up nothing.
     pub(super) fn demote(&mut self) -> Checked {
         for at in 0..self.connections.len() {
             self.leave(at, WaitEnd::Gone);
@@ -89,7 +89,7 @@ impl World {
         }
         known.told = None;
         known.holds = 0;
-        // Who is about to be told of the hold keeps it.
+        // An owner that is about to be told of the hold keeps it.
         if !matches!(to_tell, Some(Doing::ToHear(_))) {
             known.promise = None;
         }

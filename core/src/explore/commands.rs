@@ -99,7 +99,7 @@ impl World {
             };
         }
         let withheld = done.withheld;
-        // Whoever was handed the lock came before.
+        // A waiter that was handed the lock came before.
         self.apply(done, &mut seen)?;
         match result {
             Ok(Acquired::Queued(id)) => {
@@ -108,7 +108,7 @@ impl World {
                 seen.queued = own.is_none().then_some(id);
             }
             Ok(Acquired::Granted(token)) => {
-                // The later one alone is told of, on the channel of its place.
+                // Only the later request is told of, on the channel of its place.
                 self.leave_place(key, number);
                 self.say(|w| format!("token {}", w.short(token)));
                 let until_ms = self.now_ms + ask.lease_ms;

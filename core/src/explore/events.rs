@@ -10,7 +10,7 @@ use crate::explore::cast::{key_name, owner_name};
 use crate::table::WaitEnd;
 
 impl World {
-    /// To how many of them an event can happen.
+    /// How many of them an event can happen to.
     pub(super) fn how_many(&self, event: Event) -> usize {
         let (owners, keys) = (self.cast.owners.len(), self.cast.keys.len());
         match event {

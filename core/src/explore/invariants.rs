@@ -51,9 +51,9 @@ pub(super) struct Seen {
     /// An owner gave its last hold back, or all were taken.
     pub(super) released: bool,
     pub(super) questions: usize,
-    /// The waiter of who asked whose position its request takes over.
+    /// The asker's waiter whose position its request takes over.
     pub(super) kept: Option<WaiterId>,
-    /// Whose grants nobody heard of.
+    /// The owners whose grants nobody heard of.
     pub(super) unheard: Vec<usize>,
     /// An owner that holds nothing released the lock.
     pub(super) gives_up: bool,
@@ -91,7 +91,7 @@ impl Seen {
             || known.promise.is_some_and(|(its, _)| its == token)
     }
 
-    /// Who waited and was granted the lock: by which connection, how, with which token.
+    /// The waiters that were granted the lock: by which connection, how, with which token.
     fn handed(&self) -> impl Iterator<Item = (WaiterId, usize, Ask, FencingToken)> {
         let answers = self.answers.iter();
         answers.filter_map(|&(id, at, ask, ref answer)| match answer {

@@ -15,11 +15,11 @@
 //! one of these conditions. So each condition is needed, and the search is not blind.
 //! See [`scope`].
 //!
-//! Who waits is blocked, or has a place in the queue: then it is told by a message, and
-//! believes it for the first lease, until it claims more by a renewal. A place is on one
-//! node alone. Its client asks others as well, hears each, and has several places; one
-//! that gives the lock up on a node listens to no other any more. With places there are
-//! too many states to go to the end.
+//! A client that waits is blocked, or has a place in the queue: then it is told by a
+//! message, and believes it for the first lease, until it claims more by a renewal. A
+//! place is on one node alone. Its client asks others as well, hears each, and has several
+//! places; one that gives the lock up on a node listens to no other any more. With places
+//! there are too many states to go to the end.
 //!
 //! A node that is promoted must know of each hold that anybody was told of, if all others
 //! acknowledge what is told.

@@ -205,7 +205,7 @@ impl Transition<'_> {
         wait: Option<Wait>,
     ) -> Result<Acquired, LockError> {
         self.find_earlier(&request, wait.as_ref());
-        // The lock may have come free a moment ago. Whoever queued comes first.
+        // The lock may have come free a moment ago. Waiters come first.
         let is_its_turn = self.hand_off();
         let in_turn = is_its_turn || self.is_next_in_line(&request.owner);
         #[cfg(feature = "planted-faults")]

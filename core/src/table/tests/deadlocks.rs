@@ -83,7 +83,7 @@ fn the_last_wait_of_a_cycle_is_refused_and_no_other() {
         ("a:k* b:k* c:k* d:l a>l d>k", Some("d k a l d")),
         ("a:k* b:k* c:k* d:l b>l d>k", Some("d k b l d")),
         ("a:k* b:k* c:k* d:l c>l d>k", Some("d k c l d")),
-        // Who gets in waits for nobody, and of several permits another one may come free.
+        // An owner that gets in waits for nobody, and another of several permits may come free.
         ("a:k2 b:l a>l b:k2", None),
         ("a:k2 c:k2 b:l a>l b>k2", None),
         ("a:k2 c:k2 b:l b>k2 a>l", None),
@@ -92,12 +92,12 @@ fn the_last_wait_of_a_cycle_is_refused_and_no_other() {
         // Readers are let in together, when who holds it all alone has left.
         ("a:k b:l c>k* c>l b>k*", None),
         ("a:k b:l a>l b>k*", Some("b k a l b")),
-        // Who waits for two locks at once is no link.
+        // An owner that waits for two locks at once is no link.
         ("a:k b:l c>k c>l b>k", None),
-        // Who is in line already does not wait for those behind, here and there.
+        // A waiter does not wait for those behind it, here and there.
         ("a:k b:l a>l c>l c>l a>l", None),
         ("a:k b:l a>l c>l c>k a>l", None),
-        // Who gave its wait up waits for nobody, and who was handed a lock holds it.
+        // A wait that was given up is none, and an owner that was handed a lock holds it.
         ("a:k b:l a>l a/l b>k", None),
         ("a:k b:l c>k d>k a-k c>l a>k b>k", Some("b k c l b")),
     ] {

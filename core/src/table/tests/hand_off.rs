@@ -126,7 +126,7 @@ fn who_names_another_token_is_counted() {
     assert_eq!(released, Ok(Released::NotHeld));
     assert!(!server.renew_as(K, "a", 10, stale));
     assert_eq!(server.metrics().tokens_refused, 2);
-    // Who holds nothing names no other token.
+    // An owner that holds nothing names no other token.
     let released = server.release_as(K, "b", ReleaseExtent::One, stale);
     assert_eq!(released, Ok(Released::NotHeld));
     assert!(!server.renew_as(K, "b", 10, stale));

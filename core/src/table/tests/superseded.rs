@@ -199,7 +199,7 @@ fn a_release_gives_up_what_its_owner_waits_for() {
             ReleaseExtent::Hold(hold_number(1)),
         ] {
             let (mut server, first, behind) = waited_for(first.clone());
-            // Whoever names a token speaks of a hold.
+            // A request that names a token speaks of a hold.
             let stale = FencingToken::new(1).ok();
             server.release_as(K, "a", extent, stale).unwrap();
             assert_eq!(server.told(), []);
