@@ -98,8 +98,8 @@ pub(crate) static GRACE_PERIOD_MS: Setting = Setting::number("grace-period", 0, 
 pub(crate) static MIN_REPLICAS: Setting = Setting::number("min-replicas", 0, 0..=1_000_000);
 /// How many milliseconds they have for that.
 pub(crate) static REPLICAS_TIMEOUT_MS: Setting = Setting::number("replicas-timeout", 1000, MS);
-/// After how many milliseconds a contended key is rechecked at the latest. It is the net
-/// under every change of which the server sends no event. Set by tests alone.
+/// After how many milliseconds a contended key is rechecked at the latest. This catches
+/// every change that the server sends no event of. Set by tests alone.
 pub(crate) static RECHECK_INTERVAL_MS: Setting = Setting::new(
     "recheck-interval",
     table::RECHECK_INTERVAL_MS,

@@ -22,8 +22,8 @@ use redis_lock_core::grace;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::table::Totals;
 
-/// Who hears what happens to keys, connections and waiters. Mostly it does not matter which
-/// event it was: if somebody waits for the key, the table looks at it and sees.
+/// The functions that hear what happens to keys, connections and waiters. Mostly it does not
+/// matter which event it was: if somebody waits for the key, the table looks at it and sees.
 pub(crate) static HOOKS: Hooks = Hooks {
     key_event: manager::key_event,
     everything_touched: manager::everything_touched,

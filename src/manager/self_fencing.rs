@@ -19,8 +19,8 @@ use crate::server::{clock, keyspace, timer};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 
-/// A server that has not run for this long was paused. One whose cron runs less often by
-/// its settings (`hz`) may take twice its time.
+/// A server that has not run for this long was paused. With a low `hz`, two intervals of
+/// its cron count instead.
 const PAUSE_MS: i64 = 500;
 
 /// How often replicas are asked again for an acknowledgement.

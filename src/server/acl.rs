@@ -104,9 +104,8 @@ impl User {
     }
 }
 
-/// Returns whether the client of this context has a user. Where it has none, as in
-/// calls that another module makes by itself, `GetCurrentUserName` brings the
-/// server down.
+/// Returns whether the client of this context has a user. If it has none, as in calls that
+/// another module makes by itself, `GetCurrentUserName` brings the server down.
 fn has_user(ctx: &Context) -> bool {
     // SAFETY: the format says that no argument follows, and that the call runs
     // as the user of the context's client. The reply is freed at once.
@@ -121,9 +120,9 @@ fn has_user(ctx: &Context) -> bool {
     }
 }
 
-/// The user whose rules name a command of this module, where the server would end by an
-/// assertion if the module were unloaded: from Redis 7.2 on it reads the rules of all users
-/// anew then, and knows the command no more.
+/// A user whose rules name a command of this module, if such rules would crash the server
+/// at an unload: from Redis 7.2 on it then reads the rules of all users anew, and ends by
+/// an assertion at a command that it knows no more.
 pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
     if registration::server_version() < (7, 2) {
         return None;

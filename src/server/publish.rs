@@ -114,10 +114,10 @@ pub(crate) fn release_to_all(ctx: &Context, key: &[u8], command: &str) {
     let _: CallResult<'_> = ctx.call_ext(command, &options, &[&channel, message.bytes()]);
 }
 
-/// The same, where a client of this node listens. Returns whether one does.
+/// The same, if a client of this node listens. Returns whether one does.
 pub(crate) fn release_to_listeners(ctx: &Context, key: &[u8]) -> bool {
     let channel = redisson_channel(key);
-    // A sharded message goes to all replicas of this node, whoever listens.
+    // A sharded message goes to all replicas of this node, even if nobody listens.
     if keyspace::in_cluster(ctx) && !is_listened_to(ctx, &channel) {
         return false;
     }
@@ -125,8 +125,8 @@ pub(crate) fn release_to_listeners(ctx: &Context, key: &[u8]) -> bool {
     publish(ctx, &server_str::make(&channel), message)
 }
 
-/// Whether anybody on this node listens to anything to which a release could be published,
-/// as far as the server tells.
+/// Whether anybody on this node listens to any channel that a release could be published
+/// on, as far as the server tells.
 pub(crate) fn anybody_listens(ctx: &Context) -> bool {
     let counts: &[&str] = match keyspace::in_cluster(ctx) {
         true => &["pubsubshard_channels:0\r"],

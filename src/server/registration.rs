@@ -38,10 +38,10 @@ pub(crate) fn check_server() -> Result<(), String> {
 /// `VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION`, which the header of Redis lacks.
 const HANDLE_ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 
-/// Tells the server with what the module copes: a replica that loads a data set while it
-/// serves another; and keys that arrive before their slot does, which it does not serve,
-/// like those of any other node. And `server::open_lock` signals the keys that it modified,
-/// so the server need not.
+/// Tells the server what the module copes with: a replica that loads a data set while it
+/// serves another; and keys that arrive before their slot does, which it serves no more
+/// than those of any other node. And `server::open_lock` signals the keys that it
+/// modified, so the server need not.
 pub(crate) fn set_options(ctx: &Context) {
     let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int;
