@@ -34,17 +34,18 @@ enum Event {
 
 use Event::{Down, Killed, Silent, Unblocked, Waits};
 
-/// What happens to who has a place. Those of the first line leave a session alone.
+/// What happens to who has a place. Those of the first line leave a session alone. Where
+/// messages are lost the clock is moved by a minute, in which a session's renewal may time out.
 const OF_PLACES: [&[Event]; 2] = [
     &[
         Waits,
         Killed("pubsub"),
-        Event::Fate(Fate::Messages(0)),
         Event::Fate(Fate::Messages(2)),
         Event::Fate(Fate::Delayed(Duration::from_millis(50))),
     ],
     &[
         Killed("normal"),
+        Event::Fate(Fate::Messages(0)),
         Event::Fate(Fate::RepliesLost(100)),
         Event::Fate(Fate::RepliesSwallowed(100)),
         Event::Fate(Fate::CommandsHeld),
