@@ -1,7 +1,7 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, eventually, int};
+use redis_lock_testing::{Client, Int, Play, Server, eventually};
 
 /// A connection that the server takes for a replica.
 struct Stream {
@@ -244,7 +244,7 @@ fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_command() {
 
 /// Waits until b holds the lock. What must have been replicated then.
 fn handed_on_to_b(client: &mut Client) -> String {
-    eventually("b holds the lock", || client.call("HEXISTS k b") == int(1));
+    eventually("b holds the lock", || client.call("HEXISTS k b") == Int(1));
     grant(client, "b")
 }
 

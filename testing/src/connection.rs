@@ -69,6 +69,11 @@ impl Connection {
         Ok(Self { stream, parser })
     }
 
+    /// Where the other end is.
+    pub fn addr(&self) -> Result<SocketAddr> {
+        Ok(self.stream.peer_addr()?)
+    }
+
     /// Sends bytes as they are.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.stream.write_all(bytes)?)
