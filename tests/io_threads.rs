@@ -7,7 +7,7 @@ const A_WRITE: usize = 200;
 
 fn ask(clients: &mut [Client], commands: &[u8]) {
     for client in clients {
-        client.send_bytes(commands).unwrap();
+        client.connection.send_bytes(commands).unwrap();
     }
 }
 

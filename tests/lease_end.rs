@@ -50,7 +50,7 @@ fn within_20_ms_of_its_end_on_a_busy_server() {
         move || {
             let batch = b"SET x y\r\nLOCK.ACQUIRE own me\r\nLOCK.RELEASE own me\r\n".repeat(20);
             while busy.load(Ordering::Relaxed) {
-                client.send_bytes(&batch).unwrap();
+                client.connection.send_bytes(&batch).unwrap();
                 for _ in 0..60 {
                     client.reply();
                 }

@@ -79,7 +79,7 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_m
                 } else {
                     format!("{kill}\r\n{release}\r\n")
                 };
-                holder.send_bytes(commands.as_bytes()).unwrap();
+                holder.connection.send_bytes(commands.as_bytes()).unwrap();
                 assert_eq!([holder.reply(), holder.reply()], [Int(1), Int(1)]);
             }
             3 => {

@@ -20,7 +20,7 @@ fn a_hundred_thousand_acquires_and_releases_leave_no_memory_behind() {
     let pairs = b"LOCK.ACQUIRE k a\r\nLOCK.RELEASE k a\r\n".repeat(BATCH);
     let mut run = |batches: usize| {
         for _ in 0..batches {
-            client.send_bytes(&pairs).unwrap();
+            client.connection.send_bytes(&pairs).unwrap();
             for _ in 0..BATCH {
                 assert!(matches!(client.reply(), Value::Int(_)));
                 assert_eq!(client.reply(), Int(1));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Int, LONG, Nil, Okay, Play, Server, Told, need_files, pack, stay_on_one_processor, text,
+    Client, Int, LONG, Nil, Okay, Play, Server, Told, need_files, stay_on_one_processor, text,
 };
 
 /// `k` is held, and these owners have places for it.
@@ -148,8 +148,8 @@ fn a_place_costs_less_than_a_kilobyte() {
             for at in (0..count).step_by(500) {
                 let lines: Vec<String> = (at..count.min(at + 500)).map(command).collect();
                 let ears = play.client("ears");
-                ears.send_bytes((lines.join("\r\n") + "\r\n").as_bytes())
-                    .unwrap();
+                let batch = lines.join("\r\n") + "\r\n";
+                ears.connection.send_bytes(batch.as_bytes()).unwrap();
                 lines.iter().for_each(|_| drop(ears.reply()));
             }
             play.client("h").used_memory()
@@ -352,8 +352,8 @@ fn a_channel_is_any_string_of_1024_bytes_at_most() {
     };
     for channel in [&b""[..], b"\0\r\n\xff", &too_long[..1024]] {
         let mut ears = play.server.client().in_resp3();
-        ears.send_bytes(&pack(&["SUBSCRIBE".as_bytes(), channel]))
-            .unwrap();
+        let subscribe = [&b"SUBSCRIBE"[..], channel];
+        ears.connection.send(&subscribe).unwrap();
         ears.pushed();
         assert_eq!(ears.words(&place(channel)), Int(0));
         play.run("h > LOCK.RELEASE k h -> 1");

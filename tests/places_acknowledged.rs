@@ -93,7 +93,10 @@ fn a_crowd_whose_lock_was_touched_meanwhile_is_told_in_time() {
     let asks =
         (0..CROWD).map(|nth| format!("LOCK.ACQUIRE k r{nth} {LONG} QUEUE 600000 ch SHARED\r\n"));
     let asks: String = asks.collect();
-    play.client("h").send_bytes(asks.as_bytes()).unwrap();
+    play.client("h")
+        .connection
+        .send_bytes(asks.as_bytes())
+        .unwrap();
     for _ in 0..CROWD {
         assert_eq!(play.client("h").reply(), Int(0));
     }

@@ -1,7 +1,7 @@
 //! Places in transactions, scripts and pipelines, where no client can block.
 
 use redis::Value;
-use redis_lock_testing::{Client, Connection, Int, Play, Told, text};
+use redis_lock_testing::{Client, Int, Play, Told, text};
 
 /// A script that asks for a place for `k`.
 fn place(owner: &str, options: &str) -> String {
@@ -44,7 +44,7 @@ fn until_pong(client: &mut Client) -> Vec<Value> {
     client.send("PING");
     let mut all = Vec::new();
     loop {
-        match Connection::reply(client).unwrap() {
+        match client.connection.reply().unwrap() {
             Value::SimpleString(pong) if pong == "PONG" => return all,
             Value::Array(parts) => all.extend(parts),
             other => all.push(other),

@@ -19,10 +19,11 @@ impl Stream {
         // It sends empty lines while it prepares that.
         while !header.starts_with(b"$") || !header.ends_with(b"\n") {
             header.retain(|byte| *byte != b'\n');
-            header.extend(client.skip(1).unwrap());
+            header.extend(client.connection.skip(1).unwrap());
         }
         let length = String::from_utf8_lossy(&header[1..]);
-        client.skip(length.trim().parse().unwrap()).unwrap();
+        let length = length.trim().parse().unwrap();
+        client.connection.skip(length).unwrap();
         eventually("the replica is online", || {
             observer.bulk("INFO replication").contains("state=online")
         });

@@ -240,7 +240,10 @@ fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent(
         play.run("r stops");
         let mut is_refused = false;
         while !is_refused {
-            play.client("o").send_bytes(batch.as_bytes()).unwrap();
+            play.client("o")
+                .connection
+                .send_bytes(batch.as_bytes())
+                .unwrap();
             for _ in 0..200 {
                 match play.client("o").reply() {
                     Value::Int(_) => {}

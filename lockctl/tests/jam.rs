@@ -12,9 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Okay, Proxy, SOON, Server, Signal, need_files, redis_cli, signal,
-};
+use redis_lock_testing::{Fate, Okay, Proxy, SOON, Server, Signal, need_files, redis_cli, signal};
 use serde_json::Value as Json;
 
 use support::{complained, lockctl, output, said};
@@ -193,7 +191,7 @@ fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
     for (key, waiter) in keys.iter().zip(&mut waiters) {
         client.words(&[b"LOCK.ACQUIRE", key, b"alice"]);
         let acquire = [&b"LOCK.ACQUIRE"[..], key, b"bob", b"BLOCK", b"0"];
-        Connection::send(waiter, &acquire).unwrap();
+        waiter.connection.send(&acquire).unwrap();
     }
     server.await_info("lock_waiters", keys.len() as i64);
     let locks = listed(&server);
@@ -214,7 +212,7 @@ fn bytes_that_are_no_text_are_told_exactly() {
         client.words(&[b"LOCK.ACQUIRE", name, name]);
         let mut waiter = server.client();
         let acquire = [&b"LOCK.ACQUIRE"[..], name, b"bob", b"BLOCK", b"0"];
-        Connection::send(&mut waiter, &acquire).unwrap();
+        waiter.connection.send(&acquire).unwrap();
         server.await_info("lock_waiters", 1);
         let lock = listed(&server).remove(0);
         let base64 = match name {

@@ -34,7 +34,7 @@ use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::WaitEnd;
 use redis_lock_testing::scene::shown;
 use redis_lock_testing::{
-    Client, Clock, Int, Okay, SOON, Server, Told, comes_true, eventually, pack, reply_text,
+    Client, Clock, Int, Okay, SOON, Server, Told, comes_true, eventually, reply_text,
 };
 use replies::{Counters, Expect, counters, listing, sentence};
 
@@ -77,8 +77,7 @@ impl Connection {
     }
 
     fn send(&mut self, words: &[Vec<u8>]) {
-        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        self.client.send_bytes(&pack(&words)).unwrap();
+        self.client.connection.send(words).unwrap();
     }
 }
 

@@ -1,6 +1,5 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use redis::{PushKind, Value};
@@ -15,25 +14,12 @@ pub fn text(text: impl AsRef<[u8]>) -> Value {
     Value::BulkString(text.as_ref().to_vec())
 }
 
-/// A connection that panics where a [`Connection`] returns an error, and takes commands as
+/// Somebody who panics where a [`Connection`] returns an error, and takes commands as
 /// lines, of words between spaces. What is pushed in RESP3 it keeps apart from replies.
 pub struct Client {
-    connection: Connection,
+    /// For all that this does not do.
+    pub connection: Connection,
     pushed: VecDeque<Value>,
-}
-
-impl Deref for Client {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Client {
-    fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
 }
 
 impl Client {
@@ -211,7 +197,7 @@ pub fn arrivals(clients: &[Client], done: impl FnOnce()) -> Vec<u64> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     for (client, n) in clients.iter().zip(0..) {
         let data = epoll::EventData::new_u64(n);
-        epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
+        epoll::add(&epoll, &client.connection, data, epoll::EventFlags::IN).unwrap();
     }
     done();
     let mut events = Vec::with_capacity(clients.len());

@@ -307,7 +307,7 @@ impl Play {
             [who, "drops"] => drop(self.actors.remove(who).ok_or("nobody")?),
             [who, "closes"] => {
                 let client = self.actors.remove(who).ok_or("nobody")?;
-                let mut observer = Client::open(client.addr()?)?;
+                let mut observer = Client::open(client.connection.addr()?)?;
                 drop(client);
                 let itself = format!("CLIENT LIST ID {}", self.names[who]);
                 eventually("the connection is gone", || {
@@ -365,11 +365,11 @@ impl Play {
         let packed = commands.iter().flat_map(|command| pack(&words(command)));
         let packed: Vec<u8> = packed.collect();
         // A server that has gone shows when its reply is read.
-        let _ = self.client(who).send_bytes(&packed);
+        let _ = self.client(who).connection.send_bytes(&packed);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {
-        let mut observer = Client::open(self.client(who).addr()?)?;
+        let mut observer = Client::open(self.client(who).connection.addr()?)?;
         let itself = format!("CLIENT LIST ID {}", self.names[who]);
         let mut told = String::new();
         let is_blocked = comes_true(SOON, || {
