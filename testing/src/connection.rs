@@ -85,7 +85,7 @@ impl Connection {
     }
 
     /// Sends some commands at once.
-    pub fn send_all(&mut self, lines: &[Vec<&str>]) -> Result<()> {
+    pub fn send_all(&mut self, lines: &[Vec<impl AsRef<[u8]>>]) -> Result<()> {
         let packed: Vec<u8> = lines.iter().flat_map(|line| pack(line)).collect();
         self.send_bytes(&packed)
     }

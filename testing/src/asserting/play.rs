@@ -47,7 +47,7 @@ use redis::Value;
 use regex::{Captures, Regex};
 
 use super::{Client, Cluster, eventually, scene, slot, tag};
-use crate::{SOON, Server, Told, comes_true, pack, reply_text};
+use crate::{SOON, Server, Told, comes_true, reply_text};
 
 /// A scene on a server.
 pub struct Play {
@@ -55,7 +55,6 @@ pub struct Play {
     pub server: Server,
     /// Others, by their names.
     pub others: BTreeMap<String, Server>,
-    observer: Client,
     actors: BTreeMap<String, Client>,
     /// What tokens and texts are called. Who is called as an actor is the id of its connection.
     names: BTreeMap<String, String>,
@@ -91,7 +90,6 @@ impl Play {
     #[track_caller]
     pub fn on(server: Server) -> Self {
         Self {
-            observer: server.client(),
             server,
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
@@ -129,7 +127,7 @@ impl Play {
     #[track_caller]
     pub fn with_replica(mut self) -> Self {
         self.others.insert("r".into(), self.server.replica(true));
-        scene::await_replicas(&mut self.observer, 1);
+        scene::await_replicas(&mut self.server.client(), 1);
         self
     }
 
@@ -262,7 +260,6 @@ impl Play {
                 let ms = words.get(2).map_or(0, |ms| ms.parse().unwrap());
                 std::thread::sleep(Duration::from_millis(ms));
                 self.server.restart().unwrap();
-                self.observer = self.server.client();
             }
             ["logged", ..] => {
                 let logged = line.strip_prefix("logged ").unwrap();
@@ -270,7 +267,7 @@ impl Play {
                 return is_logged.then_some(()).ok_or_else(|| self.server.log());
             }
             ["queue", key, "=", ref owners @ ..] => {
-                let info = self.observer.call(&format!("LOCK.INFO {key}"));
+                let info = self.server.client().call(&format!("LOCK.INFO {key}"));
                 let owner = |nth| scene::at(&info, &format!("waiters.{nth}.owner")).cloned();
                 let waiting = (0..).map_while(owner).map(reply_text);
                 let queue = waiting.collect::<Option<Vec<_>>>().unwrap().join(" ");
@@ -278,10 +275,8 @@ impl Play {
                 return self.agrees(queue, &owners.join(" "));
             }
             [field, "=", expected] => {
-                let number = match field.split_once('.') {
-                    Some((server, field)) => self.others[server].info(field),
-                    None => self.observer.info(field),
-                };
+                let (name, field) = field.split_once('.').unwrap_or(("", field));
+                let number = server(name).info(field);
                 return self.agrees(&number.to_string(), expected);
             }
             [who, way @ (">" | ">>"), ..] => {
@@ -362,10 +357,9 @@ impl Play {
 
     /// Several commands in one write.
     fn send(&mut self, who: &str, commands: &[&str]) {
-        let packed = commands.iter().flat_map(|command| pack(&words(command)));
-        let packed: Vec<u8> = packed.collect();
-        // A server that has gone shows when its reply is read.
-        let _ = self.client(who).connection.send_bytes(&packed);
+        let lines: Vec<_> = commands.iter().map(|line| words(line)).collect();
+        // That the server has gone shows when the reply is read.
+        let _ = self.client(who).connection.send_all(&lines);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {
