@@ -100,12 +100,6 @@ impl Cluster {
         });
     }
 
-    /// Checks that no node has crashed.
-    #[track_caller]
-    pub fn assert_sound(&self) {
-        self.nodes.iter().for_each(Server::assert_sound);
-    }
-
     /// A new replica of a node, which that node knows.
     #[track_caller]
     pub fn add_replica(primary: &Server, id: &str) -> Server {
