@@ -1,7 +1,7 @@
 //! What clients get wrong is told clearly and changes nothing.
 
 use redis::Value;
-use redis_lock_testing::{Play, Server, int, nil, status, text};
+use redis_lock_testing::{Int, Nil, Play, Server, text};
 
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const TIMEOUT: &str = "ERR timeout is not an integer or out of range";
@@ -166,17 +166,17 @@ fn keys_and_owners_of_any_bytes() {
                 "key {i}, owner {j}: {reply:?}"
             );
             assert_eq!(client.words(&[b"HGET", key, owner]), text("1"));
-            assert_eq!(client.words(&[b"LOCK.ACQUIRE", key, b"other"]), nil());
-            assert_eq!(client.words(&[b"LOCK.RENEW", key, owner]), int(1));
+            assert_eq!(client.words(&[b"LOCK.ACQUIRE", key, b"other"]), Nil);
+            assert_eq!(client.words(&[b"LOCK.RENEW", key, owner]), Int(1));
             server.assert_same_data(&replica);
-            assert_eq!(client.words(&[b"LOCK.RELEASE", key, owner]), int(1));
+            assert_eq!(client.words(&[b"LOCK.RELEASE", key, owner]), Int(1));
         }
     }
     let reply = client.words(&[b"LOCK.ACQUIRE", b"k", &megabyte]);
     assert!(matches!(reply, Value::ServerError(_)), "{reply:?}");
     let reply = client.words(&[b"LOCK.ACQUIRE", b"k", b"a", &megabyte]);
     assert!(matches!(reply, Value::ServerError(_)), "{reply:?}");
-    assert_eq!(client.call("PING"), status("PONG"));
+    assert_eq!(client.bulk("PING"), "PONG");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
-use redis_lock_testing::{Client, Cluster, Play, eventually, int, redis_cli, slot, tag, token};
+use redis_lock_testing::{Client, Cluster, Int, Play, eventually, redis_cli, slot, tag};
 
 /// `h` holds the lock of a slot on node 0, and `w0` and `w1` wait for it.
 fn lined_up() -> Play {
@@ -287,8 +287,8 @@ impl Follower {
         }
     }
 
-    /// Sends until some node answers something that is no redirection.
-    fn call(&mut self, command: &str, redirected: &AtomicU64) -> Value {
+    /// Sends until some node answers, with an integer, and not by a redirection.
+    fn int(&mut self, command: &str, redirected: &AtomicU64) -> i64 {
         let mut ask = false;
         let deadline = Instant::now() + 2 * redis_lock_testing::SOON;
         loop {
@@ -296,9 +296,10 @@ impl Follower {
             if ask {
                 self.clients[self.at].call("ASKING");
             }
-            let reply = self.clients[self.at].call(command);
-            let Value::ServerError(error) = &reply else {
-                return reply;
+            let error = match self.clients[self.at].call(command) {
+                Value::Int(number) => return number,
+                Value::ServerError(error) => error,
+                other => panic!("{command}: {other:?}"),
             };
             let to = error
                 .details()
@@ -315,7 +316,7 @@ impl Follower {
                     self.at = to;
                 }
                 ("TRYAGAIN" | "CLUSTERDOWN", _) => ask = false,
-                _ => return reply,
+                _ => panic!("{command}: {error}"),
             }
         }
     }
@@ -353,7 +354,7 @@ fn exclusion_holds_while_slots_change_hands_at_once_under_load() {
         assert!(!matches!(begun, Value::ServerError(_)), "{begun:?}");
         let here = format!("EXISTS {{{}}}", tag(|slot| slot == 0, 0));
         eventually("the slots have moved", || {
-            cluster.nodes[to].client().call(&here) == int(0)
+            cluster.nodes[to].client().call(&here) == Int(0)
         });
         cluster.await_agreement();
     });
@@ -381,7 +382,7 @@ fn check_exclusion(cluster: &Cluster, move_slots: impl Fn(usize, usize)) {
                         let n = (i + round) % LOCKS;
                         let key = format!("lock:{{{}}}", tag(|slot| usize::from(slot) < SLOTS, n));
                         let acquire = format!("LOCK.ACQUIRE {key} owner{i} LEASE 60000 BLOCK 0");
-                        let fence = token(&follower.call(&acquire, redirected));
+                        let fence = follower.int(&acquire, redirected);
                         assert!(!inside[n].swap(true, Ordering::SeqCst), "two hold {key}");
                         let before = newest[n].load(Ordering::SeqCst);
                         assert!(fence > before, "{key}: {fence} after {before}");
@@ -389,7 +390,7 @@ fn check_exclusion(cluster: &Cluster, move_slots: impl Fn(usize, usize)) {
                         newest[n].store(fence, Ordering::SeqCst);
                         inside[n].store(false, Ordering::SeqCst);
                         let release = format!("LOCK.RELEASE {key} owner{i}");
-                        assert_eq!(follower.call(&release, redirected), int(1));
+                        assert_eq!(follower.int(&release, redirected), 1);
                         rounds.fetch_add(1, Ordering::Relaxed);
                     }
                 })
@@ -427,6 +428,6 @@ fn check_exclusion(cluster: &Cluster, move_slots: impl Fn(usize, usize)) {
     for node in &cluster.nodes {
         node.assert_sound();
         assert_eq!(node.info("blocked_clients"), 0);
-        assert_eq!(node.client().call("DBSIZE"), int(0));
+        assert_eq!(node.client().call("DBSIZE"), Int(0));
     }
 }

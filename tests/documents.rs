@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use redis::{PushKind, Value};
-use redis_lock_testing::{Client, Connection, Server, Setup, binary, module, reply_text, status};
+use redis_lock_testing::{Client, Server, Setup, binary, module, reply_text};
 
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -236,7 +236,7 @@ impl Session {
                     }
                 } else if !is_comment(half) {
                     if self.printed[n].is_empty() {
-                        let reply = Connection::reply(&mut self.terminals[n]).unwrap();
+                        let reply = self.terminals[n].connection.reply().unwrap();
                         self.printed[n].extend(printed(&reply));
                     }
                     let real = self.printed[n].pop_front().unwrap();
@@ -253,8 +253,7 @@ impl Session {
         }
         // No more was told than is shown.
         for (terminal, printed) in self.terminals.iter_mut().zip(&self.printed) {
-            terminal.send("PING");
-            assert_eq!(Connection::reply(terminal).unwrap(), status("PONG"));
+            assert_eq!(terminal.told_so_far(), []);
             assert!(printed.is_empty(), "{printed:?}");
         }
     }
@@ -287,7 +286,7 @@ fn the_configuration_is_that_of_a_server_that_starts() {
     let mut setup = Setup::of(binary());
     setup.config = Some(lines.join("\n"));
     let server = setup.start().unwrap();
-    let mut client = Client::try_connect(server.addr()).unwrap();
+    let mut client = server.client();
     for line in lines.iter().filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(' ').unwrap();
         if !["loadmodule", "#"].contains(&name) {

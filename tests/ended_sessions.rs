@@ -1,7 +1,7 @@
 //! Sessions that have ended, and what the next command sees of their locks.
 
 use redis::Value;
-use redis_lock_testing::{Play, module, stay_on_one_processor, token};
+use redis_lock_testing::{Play, module, stay_on_one_processor};
 
 const ASKS: [&str; 4] = ["", "HOLD 1", "SESSION", "HOLD 1 SESSION"];
 
@@ -137,12 +137,12 @@ fn its_owner_asks_again_after_a_pause_of_the_server() {
     );
     match play.client("again").reply() {
         Value::Nil => play.run("settled \n next < token"),
-        told => play.run(&format!(
+        Value::Int(token) => play.run(&format!(
             "settled
-            o > HGET k @fence -> '{}'
-            o > HGET k s -> '1'",
-            token(&told)
+            o > HGET k @fence -> '{token}'
+            o > HGET k s -> '1'"
         )),
+        other => panic!("{other:?}"),
     };
 }
 

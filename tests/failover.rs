@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{NO_REGULAR_LOOKS, Play, Server, int, module};
+use redis_lock_testing::{Int, NO_REGULAR_LOOKS, Play, Server, module};
 
 /// Nothing may be granted during this time. It is the absence of an event that
 /// is observed, so there is nothing to poll for.
@@ -276,7 +276,7 @@ fn client_pause_over_a_leases_end_puts_the_grant_off() {
         // Nobody may ask the paused server, so its replica tells what it wrote. The
         // last look is long before the pause ends.
         while start.elapsed() < Duration::from_millis(1400) {
-            assert_eq!(watcher.call("HEXISTS k w"), int(0));
+            assert_eq!(watcher.call("HEXISTS k w"), Int(0));
             std::thread::sleep(Duration::from_millis(5));
         }
         play.run("wk < token");

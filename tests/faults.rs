@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Clock, Fate, LONG, Play, Proxy, Server, Signal, int, nil, signal, token,
+    Client, Clock, Fate, Int, LONG, Nil, Play, Proxy, Server, Signal, signal,
 };
 
 #[test]
@@ -80,22 +80,22 @@ fn a_waiter_that_does_not_read_holds_the_lock_for_its_lease() {
 fn a_holder_behind_a_silent_network_is_replaced() {
     let server = Server::start();
     let network = Proxy::to(server.addr()).unwrap();
-    let mut holder = Client::try_connect(network.addr()).unwrap();
+    let mut holder = Client::open(network.addr()).unwrap();
     let (mut waiter, mut observer) = (server.client(), server.client());
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     waiter.send(&format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"));
     server.await_info("blocked_clients", 1);
     // Its last renewal gets through, the next ones and its release do not.
-    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), Int(1));
     let connected = observer.info("connected_clients");
     network.set(Fate::Swallowed);
     holder.send(&format!("LOCK.RENEW k holder {LONG}"));
     holder.send("LOCK.RELEASE k holder");
     drop(holder);
-    assert!(token(&waiter.reply()) > old);
+    assert!(waiter.reply_int() > old);
     // The server does not know that the holder is gone.
     assert_eq!(observer.info("connected_clients"), connected);
-    assert_eq!(observer.call("HGET k holder"), nil());
+    assert_eq!(observer.call("HGET k holder"), Nil);
 }
 
 #[test]

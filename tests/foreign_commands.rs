@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, int};
+use redis_lock_testing::{Client, Int, Play, Server};
 
 /// `h` holds `k`, `w` waits for it, and `p` has a place behind that.
 #[track_caller]
@@ -90,7 +90,7 @@ fn what_frees_the_lock_hands_it_on() {
     // It is held there.
     let mut there = target.client();
     assert_eq!(there.call("LOCK.ACQUIRE k other"), Value::Nil);
-    assert_eq!(there.call("LOCK.RELEASE k h"), int(1));
+    assert_eq!(there.call("LOCK.RELEASE k h"), Int(1));
 }
 
 /// The lock of that name in database 0 has nothing to do with it.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::field;
-use redis_lock_testing::{Client, Clock, LONG, Play, Server, module, nil, status, token};
+use redis_lock_testing::{Client, Clock, LONG, Nil, Okay, Play, Server, module};
 
 /// A grace period that a test ends itself.
 const LONG_GRACE: [&str; 2] = ["--lock.grace-period", "600000"];
@@ -125,7 +125,7 @@ fn it_ends_by_itself_and_not_before() {
     let (mut client, mut waiter) = (server.client(), server.client());
     let start = Instant::now();
     let left = left_ms(&mut client);
-    token(&waiter.call(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0")));
+    waiter.int(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0"));
     let waited = i64::try_from(start.elapsed().as_millis()).unwrap();
     assert!(waited + 1 >= left, "granted after {waited} ms of {left}");
     assert_eq!(left_ms(&mut client), 0);
@@ -225,7 +225,7 @@ fn time_in_which_the_server_is_stopped_counts_and_what_its_clock_shows_does_not(
     let mut client = server.client();
     for ahead in [3600, -3600, 0] {
         clock.set_ahead(ahead);
-        assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
+        assert_eq!(client.call("LOCK.ACQUIRE k owner"), Nil);
         let left = left_ms(&mut client);
         assert!((1..=60_000).contains(&left), "{left}");
     }
@@ -279,7 +279,7 @@ fn the_log_warns_of_settings_that_do_not_add_up() {
         ("min-replicas-max-lag 4", 3),
         ("min-replicas-to-write 0", 4),
     ] {
-        assert_eq!(client.call(&format!("CONFIG SET {set}")), status("OK"));
+        assert_eq!(client.call(&format!("CONFIG SET {set}")), Okay);
         assert_eq!(warnings(), count, "{set}");
     }
 }

@@ -2,7 +2,7 @@
 //! then as the server would run it in a script.
 
 use redis::Value;
-use redis_lock_testing::{Play, int, text};
+use redis_lock_testing::{Int, Play, text};
 
 #[test]
 fn the_token_of_a_present_hold_lets_a_command_run_and_no_other_does() {
@@ -314,7 +314,7 @@ fn arguments_are_any_bytes_and_any_number() {
     let values: Vec<String> = (0..100_000).map(|n| n.to_string()).collect();
     let mut push = [&guard[..], &[b"RPUSH", b"l"]].concat();
     push.extend(values.iter().map(String::as_bytes));
-    assert_eq!(client.words(&push), int(100_000));
+    assert_eq!(client.words(&push), Int(100_000));
     play.run("h > LINDEX l -1 -> '99999'");
     play.run("sound");
 }

@@ -1,13 +1,13 @@
 //! Commands that the server reads on several threads.
 
-use redis_lock_testing::{Client, LONG, Server, int, pack, status};
+use redis_lock_testing::{Client, Int, LONG, Server, pack};
 
 const ROUNDS: usize = 20;
 const A_WRITE: usize = 200;
 
 fn ask(clients: &mut [Client], commands: &[u8]) {
     for client in clients {
-        client.send_bytes(commands);
+        client.connection.send_bytes(commands).unwrap();
     }
 }
 
@@ -23,11 +23,11 @@ fn guarded_commands_may_be_read_on_other_threads_while_the_server_writes() {
     let mut strangers: Vec<Client> = (0..8).map(|_| server.client()).collect();
     for writer in &mut writers {
         // It is logged in from its first command on.
-        assert_eq!(writer.call("PING"), status("PONG"));
+        assert_eq!(writer.bulk("PING"), "PONG");
     }
     observer.call("CONFIG SET requirepass secret");
     for stranger in &mut strangers {
-        assert_eq!(stranger.call("RESET"), status("RESET"));
+        assert_eq!(stranger.bulk("RESET"), "RESET");
     }
     let guarded = pack(&["LOCK.GUARD", "k", &token.to_string(), "INCR", "n"]);
     let guarded = guarded.repeat(A_WRITE);
@@ -39,7 +39,7 @@ fn guarded_commands_may_be_read_on_other_threads_while_the_server_writes() {
         ask(&mut strangers, &guarded);
         for writer in &mut writers {
             let replies: Vec<_> = (0..3 * A_WRITE).map(|_| writer.reply()).collect();
-            assert_eq!(replies.last(), Some(&int(1)), "round {round}");
+            assert_eq!(replies.last(), Some(&Int(1)), "round {round}");
         }
         for stranger in &mut strangers {
             for _ in 0..A_WRITE {

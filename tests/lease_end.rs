@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Judge, Play, Server, int};
+use redis_lock_testing::{Int, Judge, Play, Server};
 
 /// How long after the end of a lease its next holder hears of it at the latest.
 const PROMPT: Duration = Duration::from_millis(20);
@@ -25,11 +25,11 @@ fn leases_end_on_time(server: &Server) {
         holder.int("LOCK.ACQUIRE k holder LEASE 600000");
         waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
         server.await_info("blocked_clients", 1);
-        assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
+        assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), Int(1));
         let ends = Instant::now() + Duration::from_millis(100);
         assert!(matches!(waiter.reply(), Value::Int(_)));
         judge.judge(ends, Instant::now());
-        assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
+        assert_eq!(waiter.call("LOCK.RELEASE k waiter"), Int(1));
     }
 }
 
@@ -50,7 +50,7 @@ fn within_20_ms_of_its_end_on_a_busy_server() {
         move || {
             let batch = b"SET x y\r\nLOCK.ACQUIRE own me\r\nLOCK.RELEASE own me\r\n".repeat(20);
             while busy.load(Ordering::Relaxed) {
-                client.send_bytes(&batch);
+                client.connection.send_bytes(&batch).unwrap();
                 for _ in 0..60 {
                     client.reply();
                 }

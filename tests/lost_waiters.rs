@@ -1,7 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, eventually, int};
+use redis_lock_testing::{Client, Int, Play, Server, eventually};
 
 /// `h` holds `k`, and `a` waits for it with these options, then `next`.
 #[track_caller]
@@ -45,7 +45,7 @@ fn assert_no_traces(client: &mut Client) {
             .into_iter()
             .all(|count| client.info(count) == 0)
     });
-    assert_eq!(client.call("EXISTS k"), int(0));
+    assert_eq!(client.call("EXISTS k"), Int(0));
     assert!(client.info("lock_waits_abandoned") > 0, "not tested");
 }
 
@@ -70,7 +70,7 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_m
             0 => {
                 holder.send(release);
                 killer.send(&kill);
-                assert_eq!([holder.reply(), killer.reply()], [int(1), int(1)]);
+                assert_eq!([holder.reply(), killer.reply()], [Int(1), Int(1)]);
             }
             // One turn of the event loop: granted, then killed; and killed, then released.
             order @ (1 | 2) => {
@@ -79,22 +79,22 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_delays_the_next_by_a_lease_at_m
                 } else {
                     format!("{kill}\r\n{release}\r\n")
                 };
-                holder.send_bytes(commands.as_bytes());
-                assert_eq!([holder.reply(), holder.reply()], [int(1), int(1)]);
+                holder.connection.send_bytes(commands.as_bytes()).unwrap();
+                assert_eq!([holder.reply(), holder.reply()], [Int(1), Int(1)]);
             }
             3 => {
                 holder.send(release);
                 drop(std::mem::replace(&mut victim, server.client()));
-                assert_eq!(holder.reply(), int(1));
+                assert_eq!(holder.reply(), Int(1));
             }
             _ => {
                 drop(std::mem::replace(&mut victim, server.client()));
                 holder.send(release);
-                assert_eq!(holder.reply(), int(1));
+                assert_eq!(holder.reply(), Int(1));
             }
         }
         assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
-        assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
+        assert_eq!(next.call("LOCK.RELEASE k next"), Int(1), "round {round}");
     }
     assert_no_traces(&mut holder);
 }

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
-use redis_lock_testing::{Client, Clock, Server, eventually, int, need_files, nil};
+use redis_lock_testing::{Client, Clock, Int, Nil, Server, eventually, need_files};
 
 #[track_caller]
 fn assert_nothing_remembered(client: &mut Client) {
@@ -20,10 +20,10 @@ fn a_hundred_thousand_acquires_and_releases_leave_no_memory_behind() {
     let pairs = b"LOCK.ACQUIRE k a\r\nLOCK.RELEASE k a\r\n".repeat(BATCH);
     let mut run = |batches: usize| {
         for _ in 0..batches {
-            client.send_bytes(&pairs);
+            client.connection.send_bytes(&pairs).unwrap();
             for _ in 0..BATCH {
                 assert!(matches!(client.reply(), Value::Int(_)));
-                assert_eq!(client.reply(), int(1));
+                assert_eq!(client.reply(), Int(1));
             }
         }
     };
@@ -115,7 +115,7 @@ fn some_leave_and_others_are_served(server: &Server, count: usize, seed: u64) {
     for leaver in &leavers {
         if random.random_ratio(1, 2) {
             let kill = format!("CLIENT KILL ID {}", ids[*leaver]);
-            assert_eq!(observer.call(&kill), int(1));
+            assert_eq!(observer.call(&kill), Int(1));
         }
         waiters[*leaver] = None;
     }
@@ -132,7 +132,7 @@ fn some_leave_and_others_are_served(server: &Server, count: usize, seed: u64) {
         };
         assert!(token > last);
         last = token;
-        assert_eq!(client.call(&format!("LOCK.RELEASE k owner{i}")), int(1));
+        assert_eq!(client.call(&format!("LOCK.RELEASE k owner{i}")), Int(1));
     }
     assert_nothing_remembered(&mut observer);
     let leavers = i64::try_from(leavers.len()).unwrap();
@@ -159,7 +159,7 @@ fn all_time_out(server: &Server, clock: &Clock, count: usize, ahead_s: i64) {
     });
     clock.set_ahead(ahead_s);
     for client in waiters.iter_mut().flatten() {
-        assert_eq!(client.reply(), nil());
+        assert_eq!(client.reply(), Nil);
     }
     assert_nothing_remembered(&mut observer);
     let expected = timed_out + i64::try_from(count).unwrap();
@@ -168,9 +168,9 @@ fn all_time_out(server: &Server, clock: &Clock, count: usize, ahead_s: i64) {
     let first = waiters[0].as_mut().unwrap();
     first.send("LOCK.ACQUIRE k owner0 BLOCK 0");
     server.await_info("blocked_clients", 1);
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), Int(1));
     assert!(matches!(first.reply(), Value::Int(_)));
-    assert_eq!(first.call("LOCK.RELEASE k owner0"), int(1));
+    assert_eq!(first.call("LOCK.RELEASE k owner0"), Int(1));
     drop((waiters, holder));
     await_end(&mut observer);
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use redis_lock_testing::{
-    Client, SOON, Server, comes_true, eventually_within, int, local, spawn, status,
+    Client, Int, Okay, SOON, Server, comes_true, eventually_within, local, spawn,
 };
 use serde_json::Value as Json;
 use tempfile::TempDir;
@@ -111,7 +111,7 @@ const EXPORTER: &str = "prometheus-redis-exporter";
 fn exporter_by(server: &Server, arguments: &[String]) -> Program {
     let rights = line_of("docs/operations.md", "ACL SETUSER exporter ");
     let made = server.client().call(&rights);
-    assert_eq!(made, status("OK"));
+    assert_eq!(made, Okay);
     let here = server.addr().to_string();
     Program::start(EXPORTER, |command, addr, _| {
         let words = arguments.iter();
@@ -227,7 +227,7 @@ fn full_queue(server: &Server) -> [Client; 2] {
     client.int("LOCK.ACQUIRE k a LEASE 600000");
     waiter.send("LOCK.ACQUIRE k b BLOCK 0");
     server.await_info("lock_waiters", 1);
-    assert_eq!(client.call("LOCK.ACQUIRE k c QUEUE 600000 mine"), int(0));
+    assert_eq!(client.call("LOCK.ACQUIRE k c QUEUE 600000 mine"), Int(0));
     [client, waiter]
 }
 

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, LONG, Play, Server, Told, int, need_files, nil, pack, status, stay_on_one_processor,
-    text, token,
+    Client, Int, LONG, Nil, Okay, Play, Server, Told, need_files, stay_on_one_processor, text,
 };
 
 /// `k` is held, and these owners have places for it.
@@ -52,21 +51,12 @@ fn a_message_names_the_database_and_any_bytes_of_the_key() {
     let server = Server::start();
     let mut ears = server.client();
     ears.subscribe("SUBSCRIBE ch");
-    assert_eq!(ears.call("SELECT 3"), status("OK"));
+    assert_eq!(ears.call("SELECT 3"), Okay);
     let key = b"3:a,\r\n\0\xff";
-    ears.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"holder"]));
-    token(&ears.reply());
-    ears.send_bytes(&pack(&[
-        &b"LOCK.ACQUIRE"[..],
-        key,
-        b"1:b,",
-        b"QUEUE",
-        b"60000",
-        b"ch",
-    ]));
-    assert_eq!(ears.reply(), int(0));
-    ears.send_bytes(&pack(&[&b"LOCK.RELEASE"[..], key, b"holder"]));
-    assert_eq!(ears.reply(), int(1));
+    ears.words(&[b"LOCK.ACQUIRE", key, b"holder"]);
+    let placed = ears.words(&[b"LOCK.ACQUIRE", key, b"1:b,", b"QUEUE", b"60000", b"ch"]);
+    assert_eq!(placed, Int(0));
+    assert_eq!(ears.words(&[b"LOCK.RELEASE", key, b"holder"]), Int(1));
     let told = ears.told();
     assert_eq!((told.db, told.owner.as_str()), (3, "1:b,"));
     assert_eq!(told.key, key);
@@ -112,39 +102,39 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
     let server = Server::start_with(&["--maxclients", "2000"]);
     let mut ears = server.client();
     ears.subscribe("SUBSCRIBE ch");
-    token(&ears.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
+    ears.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut blocked: BTreeMap<usize, Client> =
         (3..ALL).step_by(10).map(|i| (i, server.client())).collect();
     for client in blocked.values_mut() {
-        assert_eq!(client.call("PING"), status("PONG"));
+        assert_eq!(client.bulk("PING"), "PONG");
     }
     for i in 0..ALL {
         if let Some(client) = blocked.get_mut(&i) {
             client.send(&format!("LOCK.ACQUIRE k {i} {LONG} BLOCK 0"));
             // Its reply comes in the turn in which the server reads what came before.
-            assert_eq!(ears.call("PING"), status("PONG"));
+            assert_eq!(ears.bulk("PING"), "PONG");
         } else {
             let place = format!("LOCK.ACQUIRE k {i} {LONG} QUEUE 600000 ch");
-            assert_eq!(ears.call(&place), int(0));
+            assert_eq!(ears.call(&place), Int(0));
         }
     }
     assert_eq!(server.info("lock_waiters"), 10_000);
     assert_eq!(server.info("lock_places"), 9_000);
-    assert_eq!(ears.call("LOCK.ACQUIRE k newcomer"), nil());
+    assert_eq!(ears.call("LOCK.ACQUIRE k newcomer"), Nil);
     let mut last = 0;
-    assert_eq!(ears.call("LOCK.RELEASE k holder"), int(1));
+    assert_eq!(ears.call("LOCK.RELEASE k holder"), Int(1));
     for i in 0..ALL {
         let fence = match blocked.get_mut(&i) {
-            Some(client) => token(&client.reply()),
+            Some(client) => client.reply_int(),
             None => ears.granted(&i.to_string()),
         };
         assert!(fence > last, "{i}");
         last = fence;
         let release = format!("LOCK.RELEASE k {i} FENCE {fence}");
-        assert_eq!(ears.call(&release), int(1));
+        assert_eq!(ears.call(&release), Int(1));
     }
     assert_eq!(ears.told_so_far(), []);
-    assert_eq!(ears.call("EXISTS k"), int(0));
+    assert_eq!(ears.call("EXISTS k"), Int(0));
     server.assert_sound();
 }
 
@@ -158,7 +148,8 @@ fn a_place_costs_less_than_a_kilobyte() {
             for at in (0..count).step_by(500) {
                 let lines: Vec<String> = (at..count.min(at + 500)).map(command).collect();
                 let ears = play.client("ears");
-                ears.send_bytes((lines.join("\r\n") + "\r\n").as_bytes());
+                let batch = lines.join("\r\n") + "\r\n";
+                ears.connection.send_bytes(batch.as_bytes()).unwrap();
                 lines.iter().for_each(|_| drop(ears.reply()));
             }
             play.client("h").used_memory()
@@ -361,10 +352,10 @@ fn a_channel_is_any_string_of_1024_bytes_at_most() {
     };
     for channel in [&b""[..], b"\0\r\n\xff", &too_long[..1024]] {
         let mut ears = play.server.client().in_resp3();
-        ears.send_bytes(&pack(&[&b"SUBSCRIBE"[..], channel]));
+        let subscribe = [&b"SUBSCRIBE"[..], channel];
+        ears.connection.send(&subscribe).unwrap();
         ears.pushed();
-        ears.send_bytes(&pack(&place(channel)));
-        assert_eq!(ears.reply(), int(0));
+        assert_eq!(ears.words(&place(channel)), Int(0));
         play.run("h > LOCK.RELEASE k h -> 1");
         ears.granted("a");
         play.run("h > LOCK.RELEASE k a -> 1\n h > LOCK.ACQUIRE k h LONG -> token");

@@ -1,7 +1,7 @@
 //! `lock.min-replicas` and places: a grant is told when it is acknowledged, if anybody
 //! hears it then.
 
-use redis_lock_testing::{LONG, Play, int};
+use redis_lock_testing::{Int, LONG, Play};
 
 /// `k` is held on a server whose replica `r` has to acknowledge, and these have places.
 #[track_caller]
@@ -93,9 +93,12 @@ fn a_crowd_whose_lock_was_touched_meanwhile_is_told_in_time() {
     let asks =
         (0..CROWD).map(|nth| format!("LOCK.ACQUIRE k r{nth} {LONG} QUEUE 600000 ch SHARED\r\n"));
     let asks: String = asks.collect();
-    play.client("h").send_bytes(asks.as_bytes());
+    play.client("h")
+        .connection
+        .send_bytes(asks.as_bytes())
+        .unwrap();
     for _ in 0..CROWD {
-        assert_eq!(play.client("h").reply(), int(0));
+        assert_eq!(play.client("h").reply(), Int(0));
     }
     play.run(
         "h > CONFIG SET lock.replicas-timeout 30000

@@ -1,7 +1,7 @@
 //! Places in transactions, scripts and pipelines, where no client can block.
 
 use redis::Value;
-use redis_lock_testing::{Client, Connection, Play, Told, int, status, text};
+use redis_lock_testing::{Client, Int, Play, Told, text};
 
 /// A script that asks for a place for `k`.
 fn place(owner: &str, options: &str) -> String {
@@ -44,8 +44,8 @@ fn until_pong(client: &mut Client) -> Vec<Value> {
     client.send("PING");
     let mut all = Vec::new();
     loop {
-        match Connection::reply(client).unwrap() {
-            pong if pong == status("PONG") => return all,
+        match client.connection.reply().unwrap() {
+            Value::SimpleString(pong) if pong == "PONG" => return all,
             Value::Array(parts) => all.extend(parts),
             other => all.push(other),
         }
@@ -75,7 +75,7 @@ fn a_connection_that_hears_what_its_own_transaction_caused_hears_it_once() {
                 };
                 assert_eq!(told.replace(Told::parse(channel, message).unwrap()), None);
             }
-            reply => assert!(reply == int(1) || reply == text("after"), "{reply:?}"),
+            reply => assert!(reply == Int(1) || reply == text("after"), "{reply:?}"),
         }
     }
     let fence = told.unwrap().token();

@@ -1,7 +1,7 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, eventually, int};
+use redis_lock_testing::{Client, Int, Play, Server, eventually};
 
 /// A connection that the server takes for a replica.
 struct Stream {
@@ -19,10 +19,11 @@ impl Stream {
         // It sends empty lines while it prepares that.
         while !header.starts_with(b"$") || !header.ends_with(b"\n") {
             header.retain(|byte| *byte != b'\n');
-            header.extend(client.skip(1).unwrap());
+            header.extend(client.connection.skip(1).unwrap());
         }
         let length = String::from_utf8_lossy(&header[1..]);
-        client.skip(length.trim().parse().unwrap()).unwrap();
+        let length = length.trim().parse().unwrap();
+        client.connection.skip(length).unwrap();
         eventually("the replica is online", || {
             observer.bulk("INFO replication").contains("state=online")
         });
@@ -244,7 +245,7 @@ fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_command() {
 
 /// Waits until b holds the lock. What must have been replicated then.
 fn handed_on_to_b(client: &mut Client) -> String {
-    eventually("b holds the lock", || client.call("HEXISTS k b") == int(1));
+    eventually("b holds the lock", || client.call("HEXISTS k b") == Int(1));
     grant(client, "b")
 }
 

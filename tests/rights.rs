@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, status};
+use redis_lock_testing::{Client, Okay, Play, Server};
 
 /// A server with the users of the document.
 fn server() -> Server {
@@ -16,7 +16,7 @@ fn server() -> Server {
     let users = lines.filter(|line| line.starts_with("ACL SETUSER "));
     let mut made = Vec::new();
     for line in users {
-        assert_eq!(client.call(line), status("OK"), "{line}");
+        assert_eq!(client.call(line), Okay, "{line}");
         made.push(line.split(' ').nth(2).unwrap());
     }
     assert_eq!(made, USERS);
@@ -27,7 +27,7 @@ fn server() -> Server {
 fn connect(server: &Server, user: &str) -> Client {
     let mut client = server.client();
     let let_in = client.call(&format!("AUTH {user} secret"));
-    assert_eq!(let_in, status("OK"));
+    assert_eq!(let_in, Okay);
     client
 }
 

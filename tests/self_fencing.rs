@@ -6,7 +6,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::assert_none_granted;
-use redis_lock_testing::{LONG, Play, eventually, info_field, nil};
+use redis_lock_testing::{LONG, Nil, Play, eventually, info_field};
 
 /// A primary that demands its replica `r`. These locks are held with this lease, and
 /// somebody waits for each.
@@ -191,7 +191,7 @@ fn a_server_whose_clockwork_turns_slowly_was_not_paused() {
     // Where there was a pause, replicas are asked. A machine that stalls is one, too.
     eventually("no replica is asked for a while", || {
         let before = written();
-        assert_eq!(observer.call("BLPOP none 2.5"), nil());
+        assert_eq!(observer.call("BLPOP none 2.5"), Nil);
         written() == before
     });
 }
@@ -240,7 +240,10 @@ fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent(
         play.run("r stops");
         let mut is_refused = false;
         while !is_refused {
-            play.client("o").send_bytes(batch.as_bytes());
+            play.client("o")
+                .connection
+                .send_bytes(batch.as_bytes())
+                .unwrap();
             for _ in 0..200 {
                 match play.client("o").reply() {
                     Value::Int(_) => {}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, sentinel, text};
+use redis_lock_testing::{Client, Int, Nil, SOON, Sentinels, eventually, sentinel, text};
 
 /// How long a fail-over may take, the sentinels' discovery of the death included.
 const FAILOVER: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ impl World {
         while Instant::now() < deadline {
             for sentinel in &self.sentinels {
                 if let Some(primary) = sentinel::primary(*sentinel)
-                    && let Some(mut client) = Client::try_connect(primary)
+                    && let Ok(mut client) = Client::open(primary)
                 {
                     client.send("ROLE");
                     if let Some(Value::Array(role)) = client.try_reply()
@@ -167,7 +167,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
     let kept: Vec<i64> = (0..12)
         .map(|n| holder.int(&format!("LOCK.ACQUIRE kept{n} owner LEASE 600000")))
         .collect();
-    assert_eq!(holder.call("WAIT 2 5000"), int(2));
+    assert_eq!(holder.call("WAIT 2 5000"), Int(2));
     let mut waiters: Vec<Client> = (0..5).map(|_| group.primary.client()).collect();
     for (i, waiter) in waiters.iter_mut().enumerate() {
         waiter.send(&format!("LOCK.ACQUIRE lasting waiter{i} BLOCK 0"));
@@ -194,7 +194,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         let client = &mut link.client;
         for (n, fence) in kept.iter().enumerate() {
             let rival = client.call(&format!("LOCK.ACQUIRE kept{n} rival"));
-            assert_eq!(rival, nil(), "kept{n}");
+            assert_eq!(rival, Nil, "kept{n}");
             let owner = client.int(&format!("LOCK.ACQUIRE kept{n} owner HOLD 1"));
             assert_eq!(owner, *fence, "kept{n}");
         }
@@ -203,7 +203,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         assert_eq!(again, fence);
         let mut waiter = world.connect().client;
         waiter.send("LOCK.ACQUIRE lasting waiter0 BLOCK 0");
-        assert_eq!(client.call("LOCK.RELEASE lasting holder"), int(1));
+        assert_eq!(client.call("LOCK.RELEASE lasting holder"), Int(1));
         assert!(matches!(waiter.reply(), Value::Int(token) if token > fence));
         // Until the other replica follows the new primary, each WAIT takes its
         // full second, with a lock held.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, Play, Server, arrivals, int, need_files, nil};
+use redis_lock_testing::{Client, Int, Nil, Play, Server, arrivals, need_files};
 
 #[test]
 fn those_who_come_in_together_are_told_in_their_order() {
@@ -18,7 +18,7 @@ fn those_who_come_in_together_are_told_in_their_order() {
             server.await_info("blocked_clients", i + 1);
         }
         let told = arrivals(&readers, || {
-            assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));
+            assert_eq!(observer.call("LOCK.RELEASE k writer"), Int(1));
             // What one turn of the event loop replies is written before the next.
             server.await_info("blocked_clients", 0);
         });
@@ -72,7 +72,7 @@ fn of_a_thousand_that_wait_ten_milliseconds_one_holds_the_lock() {
     let granted = clients
         .iter_mut()
         .map(Client::reply)
-        .filter(|reply| *reply != nil())
+        .filter(|reply| *reply != Nil)
         .count();
     assert_eq!(granted, 1);
     assert_eq!(server.info("blocked_clients"), 0);
@@ -97,7 +97,7 @@ fn sixteen_threads_that_fight_for_a_lock_never_hold_it_together() {
                     };
                     client.call(&format!("SET counter {}", counter + 1));
                     let release = format!("LOCK.RELEASE k owner{i} FENCE {token}");
-                    assert_eq!(client.call(&release), int(1));
+                    assert_eq!(client.call(&release), Int(1));
                 }
             })
         })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis_lock_client::{LockClient, Lost};
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
-use redis_lock_testing::{Cluster, Play, slot, status, tag};
+use redis_lock_testing::{Cluster, Okay, Play, slot, tag};
 use tokio::task::block_in_place;
 
 use support::{cluster_url, free, granted, key_of, queue, renewed, soon, take, url, waiters};
@@ -89,7 +89,7 @@ async fn a_node_that_stands_still_is_left_for_its_successor() {
     let waiting = tokio::spawn(waiting.acquire());
     for node in [0, 1] {
         let moved = format!("CLUSTER SETSLOT {} NODE {}", slot(&key), cluster.ids[0]);
-        assert_eq!(cluster.nodes[node].client().call(&moved), status("OK"));
+        assert_eq!(cluster.nodes[node].client().call(&moved), Okay);
     }
     assert_eq!(granted(waiting).await.key(), key.as_bytes());
     cluster.nodes[2].go_on().unwrap();
@@ -102,7 +102,7 @@ async fn nodes_without_an_address_are_where_the_client_was_led() {
     let mut observer = node.client();
     for endpoint in ["ip", "unknown-endpoint"] {
         let set = format!("CONFIG SET cluster-preferred-endpoint-type {endpoint}");
-        assert_eq!(observer.call(&set), status("OK"));
+        assert_eq!(observer.call(&set), Okay);
         let url = url(&node).replace("redis://", "redis-cluster://");
         let client = LockClient::connect(url).await.unwrap();
         let session = client.session().await.unwrap();

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost};
-use redis_lock_testing::{Judge, Server, status};
+use redis_lock_testing::{Judge, Okay, Server};
 
 use support::{
     assert_nothing_left, connect, connect_with_leases, granted, queue, soon, take, url, waiters,
@@ -108,9 +108,9 @@ async fn a_renewal_and_a_release_that_reach_a_demoted_primary_are_sent_to_the_ne
     let guard = take(&client, "lock").await;
     primary.assert_same_data(&replica);
     way.lead_to(replica.addr());
-    assert_eq!(replica.client().call("REPLICAOF NO ONE"), status("OK"));
+    assert_eq!(replica.client().call("REPLICAOF NO ONE"), Okay);
     let follow = format!("REPLICAOF 127.0.0.1 {}", replica.port);
-    assert_eq!(primary.client().call(&follow), status("OK"));
+    assert_eq!(primary.client().call(&follow), Okay);
     soon("a renewal at the new one", support::renewed(&guard)).await;
     let waiting = queue(&replica, &client.lock("lock"), 0).await;
     guard.release().await.unwrap();

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use redis_lock_client::{Error, Lost};
-use redis_lock_testing::{SOON, Server, int};
+use redis_lock_testing::{Int, SOON, Server};
 
 use support::{assert_nothing_left, connect, connect_with_leases, free, soon, start, take};
 
@@ -76,5 +76,5 @@ async fn a_hold_that_its_owner_has_anew_elsewhere_is_found_lost_with_the_connect
     drop(guard);
     soon("nothing is left to do", client.flush()).await;
     let renewed = elsewhere.words(&[b"LOCK.RENEW", b"lock", &owner]);
-    assert_eq!(renewed, int(1), "its token was another");
+    assert_eq!(renewed, Int(1), "its token was another");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis_lock_client::LockClient;
 use redis_lock_testing::scene::configure;
-use redis_lock_testing::{Client, SOON, Sentinels, Server, eventually_within, int, status};
+use redis_lock_testing::{Client, Int, Okay, SOON, Sentinels, Server, eventually_within};
 
 use support::{give_back, granted, queue, soon, take_away, within};
 
@@ -48,7 +48,7 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
         let safe = safe.acquire().await.unwrap();
         let mut stranger = group.primary.client();
         take_away(&mut stranger, "held");
-        assert_eq!(stranger.call("WAIT 2 5000"), int(2));
+        assert_eq!(stranger.call("WAIT 2 5000"), Int(2));
         let waiting = queue(&group.primary, &client.lock("held"), 0).await;
 
         match hangs {
@@ -87,7 +87,7 @@ async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
     let successor = Server::start();
     let port = successor.addr().port();
     for addr in group.addrs() {
-        let mut sentinel = Client::try_connect(addr).unwrap();
+        let mut sentinel = Client::open(addr).unwrap();
         sentinel.call("SENTINEL REMOVE locks");
         sentinel.call(&format!("SENTINEL MONITOR locks 127.0.0.1 {port} 2"));
     }
@@ -113,12 +113,12 @@ async fn one_of_a_fleet() {
     let [url, count_keeper, name] = told.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{told}");
     };
-    let mut count_keeper = Client::try_connect(count_keeper.parse().unwrap()).unwrap();
+    let mut count_keeper = Client::open(count_keeper.parse().unwrap()).unwrap();
     let client = LockClient::connect(url).await.unwrap();
     while count_keeper.int("EXISTS enough") == 0 {
         let guard = client.lock("lock").acquire().await.unwrap();
         let alone = count_keeper.call(&format!("SET inside {name} NX"));
-        assert_eq!(alone, status("OK"), "somebody else is inside");
+        assert_eq!(alone, Okay, "somebody else is inside");
         tokio::time::sleep(Duration::from_millis(1)).await;
         assert!(!guard.valid_for().is_zero());
         count_keeper.call("DEL inside");

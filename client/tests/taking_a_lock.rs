@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, Job, Lock, LockClient, LockGuard, LockInfo, Lost, Session};
-use redis_lock_testing::{Server, int};
+use redis_lock_testing::{Int, Server};
 
 use support::{assert_nothing_left, connect, granted, queue, soon, start, take, url, url_as};
 
@@ -27,7 +27,7 @@ async fn a_lock_is_taken_excludes_others_and_is_given_back() {
         assert_eq!(held, redis_lock_testing::text("1"));
         let (first, owner) = (guard.token(), guard.owner().to_vec());
         guard.release().await.unwrap();
-        assert_eq!(observer.words(&[b"EXISTS", key]), int(0));
+        assert_eq!(observer.words(&[b"EXISTS", key]), Int(0));
         // Each acquire has an owner of its own.
         let guard = lock.try_acquire().await.unwrap().unwrap();
         assert!(guard.token() > first && guard.owner() != owner);

@@ -12,7 +12,7 @@ mod alone;
 use redis_lock_client::redis::{ClientTlsConfig, TlsCertificates};
 use redis_lock_client::{ClientBuilder, Error, LockClient, Servers};
 use redis_lock_testing::{
-    Authority, Certificate, Cluster, SOON, Sentinels, Server, TlsProxy, eventually, tag,
+    Authority, Certificate, Cluster, SOON, Server, TlsProxy, binary, eventually, sentinel, tag,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
@@ -29,7 +29,7 @@ fn patient() -> ClientBuilder {
 /// Runs a test in a process in which the system trusts this authority.
 #[track_caller]
 fn run_trusting(authority: &Authority, url: &str, test: &str) {
-    let trusted = authority.file();
+    let trusted = authority.pem.path();
     let trusted = ("SSL_CERT_FILE", trusted.to_str().unwrap());
     alone::run(test, url, &[trusted]);
 }
@@ -85,15 +85,13 @@ fn a_cluster_is_talked_to_by_its_certificates() {
 fn sentinels_and_their_primary_are_talked_to_by_certificates() {
     let authority = Authority::new();
     let certificate = authority.certificate(HERE);
-    let mut way = None;
-    let group = Sentinels::start_behind(|primary| {
-        // The sentinels themselves speak plainly to it.
-        let proxy = TlsProxy::mixed(primary, &certificate);
-        way.insert(proxy).addr()
-    });
-    let ways = group
-        .addrs()
-        .map(|addr| TlsProxy::to(addr, &certificate, None));
+    let primary = Server::start();
+    let _replicas = [(); 2].map(|()| primary.replica(true));
+    // The sentinels themselves speak plainly to it.
+    let way = TlsProxy::mixed(primary.addr(), &certificate);
+    let sentinels = sentinel::watch(binary(), way.addr(), primary.addr().ip());
+    let ways = sentinels.each_ref();
+    let ways = ways.map(|sentinel| TlsProxy::to(sentinel.addr(), &certificate, None));
     let sentinels = ways.each_ref().map(|way| way.addr().to_string());
     let url = format!("rediss-sentinel://{}/locks", sentinels.join(","));
     run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
@@ -162,7 +160,7 @@ async fn lock(
     });
     let certificates = TlsCertificates {
         client_tls,
-        root_cert: Some(std::fs::read(authority.file()).unwrap()),
+        root_cert: Some(std::fs::read(authority.pem.path()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates)?;

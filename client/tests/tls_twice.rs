@@ -14,7 +14,7 @@ async fn whom_to_trust_can_be_said() {
     let server = TlsProxy::to(plain.addr(), &certificate, None);
     let certificates = TlsCertificates {
         client_tls: None,
-        root_cert: Some(std::fs::read(authority.file()).unwrap()),
+        root_cert: Some(std::fs::read(authority.pem.path()).unwrap()),
     };
     let url = format!("rediss://{}", server.addr());
     let servers = Servers::with_certificates(&url, certificates).unwrap();

@@ -82,7 +82,7 @@ impl Bed {
             }
             Servers::Tls(_, way, authority) => json!({
                 "kind": "one", "urls": [format!("rediss://{}", way.addr())],
-                "ca_file": authority.file(),
+                "ca_file": authority.pem.path(),
             }),
             Servers::Sentinel(sentinels) => json!({
                 "kind": "sentinel", "urls": sentinels.addrs().map(url), "service": "locks",

@@ -89,7 +89,7 @@ fn url_with_password(server: &Server) -> String {
     let user = server
         .client()
         .call("ACL SETUSER app on >sesame ~* &* +@all");
-    assert_eq!(user, redis_lock_testing::status("OK"));
+    assert_eq!(user, redis_lock_testing::Okay);
     // Nobody gets in without.
     server.client().call("ACL SETUSER default off");
     format!("redis://app:sesame@{}", server.addr())

@@ -49,7 +49,7 @@ fn all_subcommands_find_the_primary_behind_sentinels() {
     let fence = token.to_string();
     let broken = lockctl(&place, &["break", "lock", "--fence", &fence, "--json"]);
     assert_eq!(json(&broken)["broken"], true);
-    assert!(redis_lock_testing::token(&waiter.reply()) > token);
+    assert!(waiter.reply_int() > token);
     client.int("DEL lock");
     let replica = format!("redis://{}", sentinels.replicas[0].addr());
     let refused = lockctl(&["--url".into(), replica], &["--json", "run", "l", "true"]);
@@ -92,7 +92,7 @@ fn all_subcommands_see_the_whole_cluster() {
     for (key, waiter) in keys.iter().zip(&mut waiters) {
         let broken = lockctl(&place, &["break", key, "--force", "--json"]);
         assert_eq!(json(&broken)["broken"], true);
-        redis_lock_testing::token(&waiter.reply());
+        waiter.reply_int();
     }
     for (node, key) in keys.iter().enumerate() {
         cluster.nodes[node].client().int(&format!("DEL {key}"));

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Cluster, Server, status};
+use redis_lock_testing::{Cluster, Okay, Server};
 use serde_json::Value as Json;
 
 use support::{lockctl, output, said};
@@ -31,7 +31,7 @@ fn assert_found(found: &[[String; 3]], kind: &str, words: &str) {
 fn set(server: &Server, settings: &[&str]) {
     for setting in settings {
         let set = server.client().call(&format!("CONFIG SET {setting}"));
-        assert_eq!(set, status("OK"), "{setting}");
+        assert_eq!(set, Okay, "{setting}");
     }
 }
 
@@ -151,7 +151,7 @@ fn users_are_shown_with_what_they_may_do() {
         "other on >x ~data:* +get",
         "nobody off >x ~* +@all",
     ] {
-        assert_eq!(client.call(&format!("ACL SETUSER {user}")), status("OK"));
+        assert_eq!(client.call(&format!("ACL SETUSER {user}")), Okay);
     }
     let (code, found) = examined(&server, &[]);
     assert_eq!(code, Some(1), "{found:#?}");
@@ -195,7 +195,7 @@ fn users_are_shown_with_what_they_may_do() {
 fn what_its_user_may_not_see_is_told_once() {
     let server = Server::start();
     let user = "ACL SETUSER blind on >x ~* +module|list +role";
-    assert_eq!(server.client().call(user), status("OK"));
+    assert_eq!(server.client().call(user), Okay);
     let mut blind = lockctl(&server);
     blind.env("REDIS_URL", format!("redis://blind:x@{}", server.addr()));
     let ended = output(blind.arg("doctor"));

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use redis_lock_testing::{Server, status};
+use redis_lock_testing::{Okay, Server};
 use tempfile::TempDir;
 
 use support::{complained, lockctl, output, said};
@@ -170,7 +170,7 @@ fn the_users_of_the_documents_can_do_their_work() {
     admin.call("CONFIG SET notify-keyspace-events Ed");
     let operations = read("../docs/operations.md");
     for line in operations.lines().filter(|it| it.starts_with("ACL ")) {
-        assert_eq!(admin.call(line), status("OK"), "{line}");
+        assert_eq!(admin.call(line), Okay, "{line}");
     }
     admin.int("LOCK.ACQUIRE locks:a holder LEASE 600000");
     let mut waiter = server.client();

@@ -12,9 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{
-    Fate, Proxy, SOON, Server, Signal, need_files, pack, redis_cli, signal, status,
-};
+use redis_lock_testing::{Fate, Okay, Proxy, SOON, Server, Signal, need_files, redis_cli, signal};
 use serde_json::Value as Json;
 
 use support::{complained, lockctl, output, said};
@@ -192,7 +190,8 @@ fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
     let mut waiters: Vec<_> = keys.iter().map(|_| server.client()).collect();
     for (key, waiter) in keys.iter().zip(&mut waiters) {
         client.words(&[b"LOCK.ACQUIRE", key, b"alice"]);
-        waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], key, b"bob", b"BLOCK", b"0"]));
+        let acquire = [&b"LOCK.ACQUIRE"[..], key, b"bob", b"BLOCK", b"0"];
+        waiter.connection.send(&acquire).unwrap();
     }
     server.await_info("lock_waiters", keys.len() as i64);
     let locks = listed(&server);
@@ -212,7 +211,8 @@ fn bytes_that_are_no_text_are_told_exactly() {
     for name in [&b"\xff"[..], br"\xff"] {
         client.words(&[b"LOCK.ACQUIRE", name, name]);
         let mut waiter = server.client();
-        waiter.send_bytes(&pack(&[&b"LOCK.ACQUIRE"[..], name, b"bob", b"BLOCK", b"0"]));
+        let acquire = [&b"LOCK.ACQUIRE"[..], name, b"bob", b"BLOCK", b"0"];
+        waiter.connection.send(&acquire).unwrap();
         server.await_info("lock_waiters", 1);
         let lock = listed(&server).remove(0);
         let base64 = match name {
@@ -320,7 +320,7 @@ fn who_may_not_look_at_a_lock_is_told_that_and_not_that_nobody_waits() {
     client.int("LOCK.ACQUIRE lock a LEASE 600000");
     client.int("LOCK.ACQUIRE lock b LEASE 600000 QUEUE 600000 c");
     let user = "ACL SETUSER lister on >secret ~* +lock.list +info +client|info";
-    assert_eq!(client.call(user), status("OK"));
+    assert_eq!(client.call(user), Okay);
     let url = format!("redis://lister:secret@{}", server.addr());
     for (options, code) in [(&["ls"][..], 125), (&["top", "--json", "--times", "1"], 0)] {
         let ended = output(lockctl(&server).env("REDIS_URL", &url).args(options));

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use redis_lock_testing::{Judge, Server, Signal, eventually, int};
+use redis_lock_testing::{Int, Judge, Server, Signal, eventually};
 
 use support::{Script, lockctl};
 
@@ -45,7 +45,7 @@ fn lose_by(command: &str) {
     let server = Server::start();
     let mut script = Script::start_and_await(&server, &LEASE, DILIGENT);
     let mut client = server.client();
-    assert_eq!(client.call(command), int(1));
+    assert_eq!(client.call(command), Int(1));
     let token = client.int("LOCK.ACQUIRE lock rival");
     let (code, told) = script.end();
     assert_eq!(code, LOST, "{told}");

@@ -4,7 +4,7 @@
 mod support;
 
 use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Server, eventually, status};
+use redis_lock_testing::{Okay, Server, eventually};
 
 use support::{Script, complained, lockctl, output, said};
 
@@ -55,7 +55,7 @@ fn who_is_not_granted_a_lock_is_told_whether_another_holds_it() {
     assert!(told(&["run", "-v"]).contains(held));
     client.int("DEL lock");
     // Who waits for a free lock is granted nothing while no replica is connected.
-    assert_eq!(client.call("CONFIG SET lock.min-replicas 1"), status("OK"));
+    assert_eq!(client.call("CONFIG SET lock.min-replicas 1"), Okay);
     eventually("the server says why", || {
         client.info("lock_replicas_missing") == 1
     });
@@ -136,7 +136,7 @@ fn within_a_grace_period_a_lock_is_busy() {
     let shown = said(&output(&mut top));
     assert!(shown.contains(r#""grace_ms":5"#), "{shown}");
     let end = "CONFIG SET lock.grace-period 0";
-    assert_eq!(server.client().call(end), status("OK"));
+    assert_eq!(server.client().call(end), Okay);
     let (code, told) = script.end();
     assert_eq!(code, Some(4), "{told}");
 }

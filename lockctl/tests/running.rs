@@ -6,7 +6,7 @@ mod support;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use redis_lock_testing::{Server, Signal, eventually, int, signal};
+use redis_lock_testing::{Int, Server, Signal, eventually, signal};
 
 use support::{Script, complained, heedful, lockctl, output, said};
 
@@ -201,7 +201,7 @@ fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
     assert_eq!(script.end().0, Some(128 + 2));
     server.await_info("lock_waiters", 0);
     let mut client = server.client();
-    assert_eq!(client.call("LOCK.RELEASE lock holder"), int(1));
+    assert_eq!(client.call("LOCK.RELEASE lock holder"), Int(1));
     assert_eq!(client.int("EXISTS lock"), 0);
 }
 

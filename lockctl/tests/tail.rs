@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
-use redis_lock_testing::{Cluster, Sentinels, Server, Signal, int, signal, status, tag, text};
+use redis_lock_testing::{Cluster, Int, Okay, Sentinels, Server, Signal, signal, tag, text};
 use serde_json::{Value as Json, json};
 
 use support::{complained, lockctl, output, said};
@@ -123,7 +123,7 @@ fn where_nothing_is_posted_it_says_what_to_type_and_sets_nothing_by_itself() {
     let json: Json = serde_json::from_str(&json).unwrap();
     assert_eq!(json["error"]["code"], "NOEVENTS");
     // What it says helps, and so does the option.
-    assert_eq!(client.call(command), status("OK"));
+    assert_eq!(client.call(command), Okay);
     drop(Tail::start(lockctl(&server), &[]));
     client.call("CONFIG SET notify-keyspace-events Kx");
     let mut tail = Tail::start(lockctl(&server), &["--notify"]);
@@ -143,7 +143,7 @@ fn a_user_who_may_not_see_the_setting_hears_what_is_posted() {
     let server = Server::start_with(&POSTED);
     let rules = "on >secret resetkeys resetchannels &__keyevent@0__:lock.* +subscribe";
     let user = server.client().call(&format!("ACL SETUSER ears {rules}"));
-    assert_eq!(user, status("OK"));
+    assert_eq!(user, Okay);
     let mut with_user = lockctl(&server);
     with_user.env(
         "REDIS_URL",
@@ -222,7 +222,7 @@ fn without_json_a_line_is_a_time_what_happened_and_the_key() {
         let mut client = server.client();
         while !told.is_finished() {
             client.int("LOCK.ACQUIRE k a");
-            assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+            assert_eq!(client.call("LOCK.RELEASE k a"), Int(1));
         }
         told.join().unwrap()
     });

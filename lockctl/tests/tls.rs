@@ -59,8 +59,8 @@ fn the_authority_in_the_file_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let plain = Server::start();
     let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
-    assert_trusted(&server, &trusting(authority.file()));
-    assert_refused(&server, &trusting(stranger.file()), "certificate");
+    assert_trusted(&server, &trusting(authority.pem.path()));
+    assert_refused(&server, &trusting(stranger.pem.path()), "certificate");
     // None of the system's has signed it.
     assert_refused(&server, &[], "certificate");
 }
@@ -72,7 +72,7 @@ fn a_certificate_of_another_name_or_time_is_refused() {
     for wrong in [elsewhere, authority.certificate_until(HERE, 2002)] {
         let plain = Server::start();
         let server = TlsProxy::to(plain.addr(), &wrong, None);
-        assert_refused(&server, &trusting(authority.file()), "certificate");
+        assert_refused(&server, &trusting(authority.pem.path()), "certificate");
     }
 }
 
@@ -82,7 +82,7 @@ fn a_server_that_asks_is_shown_a_certificate() {
     let certificate = authority.certificate(HERE);
     let plain = Server::start();
     let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
-    let trusted = authority.file();
+    let trusted = authority.pem.path();
     let right = clients.certificate("client");
     let wrong = authority.certificate("client");
     let [right, wrong] = [&right, &wrong].map(|certificate| {
@@ -105,7 +105,7 @@ fn a_server_that_asks_is_shown_a_certificate() {
 #[test]
 fn certificates_that_would_not_be_used_are_refused() {
     let authority = Authority::new();
-    let file = authority.file();
+    let file = authority.pem.path();
     let file = file.to_str().unwrap();
     for (options, code) in [
         (

@@ -13,7 +13,7 @@ mod tls;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use client::{Client, arrivals, int, nil, status, text, token};
+pub use client::{Client, arrivals, text};
 pub use clock::Clock;
 pub use cluster::{Cluster, redis_cli, slot, tag};
 pub use judge::{Control, Judge};

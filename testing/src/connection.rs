@@ -69,6 +69,11 @@ impl Connection {
         Ok(Self { stream, parser })
     }
 
+    /// Where the other end is.
+    pub fn addr(&self) -> Result<SocketAddr> {
+        Ok(self.stream.peer_addr()?)
+    }
+
     /// Sends bytes as they are.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.stream.write_all(bytes)?)
@@ -80,7 +85,7 @@ impl Connection {
     }
 
     /// Sends some commands at once.
-    pub fn send_all(&mut self, lines: &[Vec<&str>]) -> Result<()> {
+    pub fn send_all(&mut self, lines: &[Vec<impl AsRef<[u8]>>]) -> Result<()> {
         let packed: Vec<u8> = lines.iter().flat_map(|line| pack(line)).collect();
         self.send_bytes(&packed)
     }

@@ -25,6 +25,7 @@ pub use asserting::*;
 pub use connection::{Connection, info_field, local, pack, reply_text};
 pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
 pub use proxy::{Fate, Proxy};
+pub use redis::Value::{Int, Nil, Okay};
 pub use server::{Server, Setup};
 pub use told::Told;
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use redis::{Value, parse_redis_value};
 
 use crate::{Result, local, pack};
 
@@ -210,21 +211,28 @@ impl State {
         self.dice.random_range(0..100) < percent
     }
 
-    /// These bytes, where some commands or messages are what `instead` says. One that is not
-    /// all there comes as it is.
+    /// Takes these bytes, where some commands or messages are what `instead` says. The
+    /// beginning of a command waits for its end, and that of a message does not.
     fn replaced(
         &mut self,
-        mut bytes: &[u8],
-        instead: impl Fn(&[u8], &[&[u8]]) -> Option<Vec<u8>>,
+        bytes: &mut Vec<u8>,
+        upwards: bool,
+        instead: impl Fn(&[u8], &[Vec<u8>]) -> Option<Vec<u8>>,
     ) -> Vec<u8> {
-        let mut replaced = Vec::new();
-        while !bytes.is_empty() {
-            let (length, words) = first_array(bytes).unwrap_or((1, Vec::new()));
-            let other = instead(&bytes[..length], &words);
+        let (mut replaced, mut at) = (Vec::new(), 0);
+        while let Some(first) = bytes.get(at) {
+            let (length, words) = match first_words(&bytes[at..]) {
+                Some(words) => (pack(&words).len(), words),
+                None if upwards && *first == b'*' => break,
+                None => (1, Vec::new()),
+            };
+            let this = &bytes[at..at + length];
+            let other = instead(this, &words);
             self.affected += u64::from(other.is_some());
-            replaced.extend(other.unwrap_or_else(|| bytes[..length].into()));
-            bytes = &bytes[length..];
+            replaced.extend(other.unwrap_or_else(|| this.into()));
+            at += length;
         }
+        bytes.drain(..at);
         replaced
     }
 }
@@ -311,24 +319,13 @@ impl Network {
     /// Reads until the end, and notes when each piece is due.
     fn read(&self, link: &Link, upwards: bool, pieces: &Sender<(Instant, Vec<u8>)>) {
         let mut from = if upwards { &link.client } else { &link.server };
-        let (mut buffer, mut piece) = ([0; 4096], Vec::new());
+        let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
-            piece.extend(&buffer[..length]);
-            let fate = self.state().fate_from(link.source);
-            let may_be_refused = upwards && matches!(fate, Fate::Refuses(..));
-            let mut whole = 0;
-            while may_be_refused && let Some((length, _)) = first_array(&piece[whole..]) {
-                whole += length;
-            }
-            // The beginning of a command waits for its end.
-            if !may_be_refused || piece.get(whole) != Some(&b'*') {
-                whole = piece.len();
-            }
-            let delay = match fate {
+            let delay = match self.state().fate_from(link.source) {
                 Fate::Delayed(delay) => delay,
                 _ => Duration::ZERO,
             };
-            let piece = piece.drain(..whole).collect();
+            let piece = buffer[..length].to_vec();
             if pieces.send((Instant::now() + delay, piece)).is_err() {
                 return;
             }
@@ -343,10 +340,11 @@ impl Network {
         pieces: Receiver<(Instant, Vec<u8>)>,
     ) {
         let mut to = if upwards { &link.server } else { &link.client };
-        let mut is_silent = false;
+        let (mut bytes, mut is_silent) = (Vec::new(), false);
         for (due, piece) in pieces {
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            let sent = self.passes(link, upwards, piece, &mut is_silent);
+            bytes.extend(piece);
+            let sent = self.passes(link, upwards, &mut bytes, &mut is_silent);
             if to.write_all(&sent).is_err() {
                 break;
             }
@@ -370,32 +368,33 @@ impl Network {
         state
     }
 
-    /// What is to be sent instead of this piece.
+    /// Takes these bytes, and returns what is to be sent instead.
     fn passes(
         self: &Arc<Self>,
         link: &Arc<Link>,
         upwards: bool,
-        piece: Vec<u8>,
+        bytes: &mut Vec<u8>,
         is_silent: &mut bool,
     ) -> Vec<u8> {
         let mut state = self.once_let_go(link, upwards);
         if *is_silent || link.swallows() {
+            bytes.clear();
             return Vec::new();
         }
         // Those are numbers and nulls.
         let is_reply_of_a_lock = !upwards
-            && piece.len() < 24
-            && (piece.starts_with(b":") || piece.starts_with(b"_") || piece.starts_with(b"$-1"));
+            && bytes.len() < 24
+            && (bytes.starts_with(b":") || bytes.starts_with(b"_") || bytes.starts_with(b"$-1"));
         match state.fate_from(link.source) {
             Fate::CommandsSwallowed if upwards => *is_silent = true,
             Fate::RepliesKeptBack if is_reply_of_a_lock => {
-                let (network, link) = (Arc::clone(self), Arc::clone(link));
+                let (network, link, reply) = (Arc::clone(self), Arc::clone(link), bytes.clone());
                 thread::spawn(move || {
                     let is_kept = |state: &mut State| {
                         state.fate_from(link.source) == Fate::RepliesKeptBack && !link.is_closed()
                     };
                     drop(network.changed.wait_while(network.state(), is_kept));
-                    let _ = (&link.client).write_all(&piece);
+                    let _ = (&link.client).write_all(&reply);
                 });
             }
             Fate::RepliesLost(percent) if is_reply_of_a_lock && state.chooses(percent) => {
@@ -407,42 +406,36 @@ impl Network {
             Fate::Refuses(word, error) if upwards => {
                 let script = format!("return redis.error_reply('{error}')");
                 let refused = pack(&["EVAL", &script, "0"]);
-                return state.replaced(&piece, |_, words| {
-                    words.contains(&word.as_bytes()).then(|| refused.clone())
+                return state.replaced(bytes, upwards, |_, words| {
+                    let has_it = words.iter().any(|it| it == word.as_bytes());
+                    has_it.then(|| refused.clone())
                 });
             }
             Fate::Messages(times) if !upwards => {
-                return state.replaced(&piece, |message, words| {
+                return state.replaced(bytes, upwards, |message, words| {
                     let kind = words.first().filter(|kind| kind.ends_with(b"message"));
                     kind.map(|_| message.repeat(times))
                 });
             }
-            _ => return piece,
+            _ => return std::mem::take(bytes),
         }
+        bytes.clear();
         state.affected += 1;
         Vec::new()
     }
 }
 
-/// The length of the first command or push, if all of it is there, and its words.
-/// One that has other things than words is none.
-fn first_array(bytes: &[u8]) -> Option<(usize, Vec<&[u8]>)> {
-    let mut at = 0;
-    let number = |at: &mut usize, kinds: &[u8]| {
-        let rest = bytes.get(*at..)?;
-        let length = rest.windows(2).position(|two| two == b"\r\n")?;
-        *at += length + 2;
-        let (kind, digits) = rest[..length].split_first()?;
-        let number = std::str::from_utf8(digits).ok()?.parse::<usize>().ok();
-        number.filter(|_| kinds.contains(kind))
+/// The words of the first command or push, if it is all there and has no other things.
+fn first_words(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let array = bytes.strip_prefix(b"*").or(bytes.strip_prefix(b">"))?;
+    let Value::Array(parts) = parse_redis_value(&[b"*", array].concat()).ok()? else {
+        return None;
     };
-    let mut words = Vec::new();
-    for _ in 0..number(&mut at, b"*>")? {
-        let length = number(&mut at, b"$")?;
-        words.push(bytes.get(at..at + length)?);
-        at += length + 2;
-    }
-    (at <= bytes.len() && !words.is_empty()).then_some((at, words))
+    let word = |part| match part {
+        Value::BulkString(word) => Some(word),
+        _ => None,
+    };
+    parts.into_iter().map(word).collect()
 }
 
 #[cfg(test)]

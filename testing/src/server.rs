@@ -67,9 +67,8 @@ impl Setup {
 
     /// Starts the server, and waits until it has loaded its data.
     pub fn start(self) -> Result<Server> {
-        let own_dir = self.dir.is_none().then(tempfile::tempdir).transpose()?;
-        let own = own_dir.as_ref().map(|own| own.path().to_owned());
-        let dir = self.dir.clone().or(own).unwrap_or_default();
+        let own_dir = tempfile::tempdir()?;
+        let dir = self.dir.clone().unwrap_or_else(|| own_dir.path().into());
         std::fs::create_dir_all(&dir)?;
         if let Some(config) = &self.config {
             std::fs::write(dir.join("server.conf"), config)?;
@@ -107,7 +106,7 @@ pub struct Server {
     /// Where it stores and logs.
     pub dir: PathBuf,
     child: Option<Child>,
-    own_dir: Option<TempDir>,
+    own_dir: TempDir,
 }
 
 /// A port that nobody listens on right now.
@@ -294,10 +293,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.crash();
-        if std::thread::panicking()
-            && let Some(dir) = self.own_dir.take()
-        {
-            eprintln!("the server's files stay in {}", dir.keep().display());
+        if std::thread::panicking() {
+            self.own_dir.disable_cleanup(true);
+            eprintln!("the server's files stay in {}", self.dir.display());
         }
     }
 }

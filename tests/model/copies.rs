@@ -6,7 +6,7 @@ use std::process::Command;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Result, SOON, Server, Setup, binary, comes_true, eventually, module, reply_text, status,
+    Okay, Result, SOON, Server, Setup, binary, comes_true, eventually, module, reply_text,
 };
 
 use crate::commands::DATABASES;
@@ -76,9 +76,9 @@ struct Data {
 
 impl Data {
     fn of(server: &Server, keys: &DbKeys) -> Self {
-        let mut client = Client::try_connect(server.addr()).expect("the server takes connections");
+        let mut client = server.client();
         let end_ms = |(db, key): &(usize, Vec<u8>)| {
-            assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
+            assert_eq!(client.call(&format!("SELECT {db}")), Okay);
             client.words(&[b"PEXPIRETIME", key])
         };
         let ends_ms = keys.iter().map(end_ms).collect();
@@ -91,7 +91,7 @@ impl Data {
 pub fn keys(server: &Server) -> DbKeys {
     let mut client = server.client();
     let of_database = |db| {
-        assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
+        assert_eq!(client.call(&format!("SELECT {db}")), Okay);
         let Value::Array(keys) = client.call("KEYS *") else {
             panic!("KEYS did not answer a list");
         };
@@ -170,7 +170,7 @@ pub fn check_files(server: &Server) {
     let expected = Data::of(server, &keys);
     println!("{}, {} keys", expected.digest, keys.len());
     let mut client = server.client();
-    assert_eq!(client.call("SAVE"), status("OK"));
+    assert_eq!(client.call("SAVE"), Okay);
     eventually("the AOF is written", || {
         client.info("aof_buffer_length") == 0
     });

@@ -34,7 +34,7 @@ use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::WaitEnd;
 use redis_lock_testing::scene::shown;
 use redis_lock_testing::{
-    Client, Clock, SOON, Server, Told, comes_true, eventually, int, pack, status,
+    Client, Clock, Int, Okay, SOON, Server, Told, comes_true, eventually, reply_text,
 };
 use replies::{Counters, Expect, counters, listing, sentence};
 
@@ -62,7 +62,7 @@ struct Connection {
 impl Connection {
     fn open(server: &Server, db: usize) -> Self {
         let mut client = server.client();
-        assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
+        assert_eq!(client.call(&format!("SELECT {db}")), Okay);
         let info = client.bulk("CLIENT INFO");
         let fields = info
             .split_whitespace()
@@ -77,8 +77,7 @@ impl Connection {
     }
 
     fn send(&mut self, words: &[Vec<u8>]) {
-        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        self.client.send_bytes(&pack(&words));
+        self.client.connection.send(words).unwrap();
     }
 }
 
@@ -126,7 +125,7 @@ impl Run {
             // A key whose time is over goes when somebody asks for it.
             "DEBUG SET-ACTIVE-EXPIRE 0".into(),
         ] {
-            assert_eq!(observer.call(&setting), status("OK"));
+            assert_eq!(observer.call(&setting), Okay);
         }
         let connections: Vec<Connection> = (0..CLIENTS)
             .map(|n| Connection::open(&server, n % DATABASES))
@@ -246,21 +245,21 @@ impl Run {
         self.core.set_time(at_ms);
         self.set_clocks(at_ms);
         // The module would see that the clock was set when the server's cron runs.
-        assert_eq!(self.observer.call("LOCK.RENEW nothing nobody"), int(0));
+        assert_eq!(self.observer.call("LOCK.RENEW nothing nobody"), Int(0));
         self.ping();
         self.settle();
     }
 
     /// The server runs its timers before it hears this.
     fn ping(&mut self) {
-        assert_eq!(self.observer.call("PING"), status("PONG"));
+        assert_eq!(self.observer.bulk("PING"), "PONG");
     }
 
     /// Lets both do what is due, and hears what clients are told.
     fn settle(&mut self) {
         for wake in self.core.do_all_that_is_due() {
             if wake == Wake::Later {
-                assert_eq!(self.observer.call("DEBUG SLEEP 0.0015"), status("OK"));
+                assert_eq!(self.observer.call("DEBUG SLEEP 0.0015"), Okay);
             }
             self.ping();
         }
@@ -489,9 +488,9 @@ impl Run {
             connection.send(&command.words());
         }
         connection.client.send("EXEC");
-        assert_eq!(connection.client.reply(), status("OK"));
+        assert_eq!(connection.client.reply(), Okay);
         for _ in &commands {
-            assert_eq!(connection.client.reply(), status("QUEUED"));
+            assert_eq!(reply_text(connection.client.reply()).unwrap(), "QUEUED");
         }
         self.hear(client, &expected);
         for command in &commands {
@@ -531,7 +530,7 @@ impl Run {
             self.core.settings().max_waiters = max;
             format!("CONFIG SET lock.max-waiters {max}")
         };
-        assert_eq!(self.observer.call(&change), status("OK"));
+        assert_eq!(self.observer.call(&change), Okay);
         self.note(format!("{}: {change}", self.step));
     }
 
@@ -604,20 +603,20 @@ impl Run {
             Kind::UnblockAsTimeout => {
                 self.core.leaves(client, WaitEnd::TimeUp);
                 let unblock = format!("CLIENT UNBLOCK {id}");
-                assert_eq!(self.observer.call(&unblock), int(1));
+                assert_eq!(self.observer.call(&unblock), Int(1));
                 self.hear(client, &Expect::Reply(Value::Nil));
             }
             Kind::UnblockAsError => {
                 self.core.leaves(client, WaitEnd::Gone);
                 let unblock = format!("CLIENT UNBLOCK {id} ERROR");
-                assert_eq!(self.observer.call(&unblock), int(1));
+                assert_eq!(self.observer.call(&unblock), Int(1));
                 self.hear(client, &Expect::Code("UNBLOCKED"));
             }
             _ => {
                 self.core.disconnects(client);
                 if kind == Kind::Kill {
                     let kill = format!("CLIENT KILL ID {id}");
-                    assert_eq!(self.observer.call(&kill), int(1));
+                    assert_eq!(self.observer.call(&kill), Int(1));
                 }
                 if kind == Kind::Quit {
                     self.connections[client].client.send("QUIT");
@@ -692,7 +691,7 @@ fn copy_moves_the_client() -> bool {
     let (mut client, mut observer) = (server.client(), server.client());
     let id = client.int("CLIENT ID");
     client.call("SET a 1");
-    assert_eq!(client.call("COPY a a DB 1"), int(1));
+    assert_eq!(client.call("COPY a a DB 1"), Int(1));
     observer
         .bulk(&format!("CLIENT LIST ID {id}"))
         .contains(" db=1 ")

@@ -1,6 +1,5 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use redis::{PushKind, Value};
@@ -8,68 +7,26 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
 use super::scene;
-use crate::{Connection, Told, pack, reply_text};
-
-/// An integer reply.
-pub fn int(n: i64) -> Value {
-    Value::Int(n)
-}
-
-/// The null reply.
-pub fn nil() -> Value {
-    Value::Nil
-}
-
-/// A status reply.
-pub fn status(text: &str) -> Value {
-    match text {
-        "OK" => Value::Okay,
-        _ => Value::SimpleString(text.into()),
-    }
-}
+use crate::{Connection, Result, Told, reply_text};
 
 /// A bulk string.
 pub fn text(text: impl AsRef<[u8]>) -> Value {
     Value::BulkString(text.as_ref().to_vec())
 }
 
-/// The fencing token in a reply, which must be one.
-#[track_caller]
-pub fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
-
-/// A connection that panics where a [`Connection`] returns an error, and takes
-/// commands as a line. In RESP3 it also hears what is published, and keeps that apart
-/// from replies.
+/// Somebody who panics where a [`Connection`] returns an error, and takes commands as
+/// lines, of words between spaces. What is pushed in RESP3 it keeps apart from replies.
 pub struct Client {
-    connection: Connection,
-    pushed: VecDeque<(PushKind, Vec<Value>)>,
-}
-
-impl Deref for Client {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Client {
-    fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
+    /// For all that this does not do.
+    pub connection: Connection,
+    pushed: VecDeque<Value>,
 }
 
 impl Client {
     /// Connects, if somebody listens.
-    pub fn try_connect(addr: SocketAddr) -> Option<Self> {
-        let connection = Connection::open(addr).ok()?;
-        let pushed = VecDeque::new();
-        Some(Self { connection, pushed })
+    pub fn open(addr: SocketAddr) -> Result<Self> {
+        let (connection, pushed) = (Connection::open(addr)?, VecDeque::new());
+        Ok(Self { connection, pushed })
     }
 
     /// Has it speak RESP3.
@@ -79,19 +36,13 @@ impl Client {
         self
     }
 
-    /// Sends a command, given as words between spaces.
+    /// Sends a command. That the server has gone shows when the reply is read.
     pub fn send(&mut self, command: &str) {
         let words: Vec<&str> = command.split(' ').collect();
-        self.send_bytes(&pack(&words));
+        let _ = self.connection.send(&words);
     }
 
-    /// Sends bytes as they are.
-    pub fn send_bytes(&mut self, bytes: &[u8]) {
-        // A server that has gone shows when its reply is read.
-        let _ = self.connection.send_bytes(bytes);
-    }
-
-    /// The next reply. Fails the test if none comes.
+    /// The next reply.
     #[track_caller]
     pub fn reply(&mut self) -> Value {
         self.try_reply().expect("a reply")
@@ -101,10 +52,62 @@ impl Client {
     pub fn try_reply(&mut self) -> Option<Value> {
         loop {
             match self.connection.reply().ok()? {
-                Value::Push { kind, data } => self.pushed.push_back((kind, data)),
+                pushed @ Value::Push { .. } => self.pushed.push_back(pushed),
                 reply => return Some(reply),
             }
         }
+    }
+
+    /// Sends a command and reads its reply.
+    #[track_caller]
+    pub fn call(&mut self, command: &str) -> Value {
+        self.send(command);
+        self.reply()
+    }
+
+    /// The same, for any bytes.
+    #[track_caller]
+    pub fn words(&mut self, words: &[&[u8]]) -> Value {
+        self.connection.send(words).unwrap();
+        self.reply()
+    }
+
+    /// The next reply, which must be an integer.
+    #[track_caller]
+    pub fn reply_int(&mut self) -> i64 {
+        match self.reply() {
+            Value::Int(number) => number,
+            other => panic!("{other:?} is not an integer"),
+        }
+    }
+
+    /// Sends a command that must answer an integer.
+    #[track_caller]
+    pub fn int(&mut self, command: &str) -> i64 {
+        self.send(command);
+        self.reply_int()
+    }
+
+    /// Sends a command that must answer text.
+    #[track_caller]
+    pub fn bulk(&mut self, command: &str) -> String {
+        let reply = self.call(command);
+        reply_text(reply.clone()).unwrap_or_else(|| panic!("{command}: {reply:?} is not text"))
+    }
+
+    /// The next reply, which must be an error. Returns it, the code first.
+    #[track_caller]
+    pub fn reply_error(&mut self) -> String {
+        let shown = scene::shown(&self.reply());
+        let error = shown.strip_prefix('!').map(String::from);
+        error.unwrap_or_else(|| panic!("{shown} is no error"))
+    }
+
+    /// Sends a command that must fail.
+    #[track_caller]
+    pub fn error(&mut self, command: &str) -> String {
+        self.send(command);
+        self.reply_error()
     }
 
     /// Subscribes in RESP3, by `SUBSCRIBE` or another such command.
@@ -118,19 +121,18 @@ impl Client {
         assert!(is_it, "{command}: {pushed:?}");
     }
 
+    /// What was pushed and not read yet, or what comes next.
+    pub(super) fn heard(&mut self) -> crate::Result<Value> {
+        self.pushed
+            .pop_front()
+            .map_or_else(|| self.connection.reply(), Ok)
+    }
+
     /// The next that is pushed.
     #[track_caller]
     pub fn pushed(&mut self) -> (PushKind, Vec<Value>) {
-        self.try_pushed().expect("something is pushed")
-    }
-
-    #[track_caller]
-    fn try_pushed(&mut self) -> Option<(PushKind, Vec<Value>)> {
-        if let Some(pushed) = self.pushed.pop_front() {
-            return Some(pushed);
-        }
-        match self.connection.reply().ok()? {
-            Value::Push { kind, data } => Some((kind, data)),
+        match self.heard().unwrap() {
+            Value::Push { kind, data } => (kind, data),
             reply => panic!("{reply:?} is not pushed"),
         }
     }
@@ -138,13 +140,8 @@ impl Client {
     /// The next message.
     #[track_caller]
     pub fn told(&mut self) -> Told {
-        self.try_told().expect("a message")
-    }
-
-    /// The same, or none if none comes.
-    #[track_caller]
-    pub(super) fn try_told(&mut self) -> Option<Told> {
-        self.try_pushed().map(read)
+        let heard = self.heard().unwrap();
+        Told::of(&heard).unwrap_or_else(|| panic!("{heard:?} is no message"))
     }
 
     /// The next message, which tells this owner of a grant. Returns its token.
@@ -158,61 +155,14 @@ impl Client {
     /// All messages that were published before this and not read.
     #[track_caller]
     pub fn told_so_far(&mut self) -> Vec<Told> {
-        assert_eq!(self.call("PING"), status("PONG"));
-        self.pushed.drain(..).map(read).collect()
-    }
-
-    /// Sends a command and reads its reply.
-    #[track_caller]
-    pub fn call(&mut self, command: &str) -> Value {
-        self.send(command);
-        self.reply()
-    }
-
-    /// As [`Client::call`], for any bytes.
-    #[track_caller]
-    pub fn words(&mut self, words: &[&[u8]]) -> Value {
-        self.send_bytes(&pack(words));
-        self.reply()
-    }
-
-    /// Sends a command that must answer an integer.
-    #[track_caller]
-    pub fn int(&mut self, command: &str) -> i64 {
-        match self.call(command) {
-            Value::Int(n) => n,
-            other => panic!("{command}: {other:?} is not an integer"),
-        }
-    }
-
-    /// Sends a command that must answer text.
-    #[track_caller]
-    pub fn bulk(&mut self, command: &str) -> String {
-        let reply = self.call(command);
-        reply_text(reply.clone()).unwrap_or_else(|| panic!("{command}: {reply:?} is not text"))
-    }
-
-    /// Sends a command that must fail. Returns its error, the code first.
-    #[track_caller]
-    pub fn error(&mut self, command: &str) -> String {
-        self.send(command);
-        self.reply_error()
-    }
-
-    /// The next reply, which must be an error.
-    #[track_caller]
-    pub fn reply_error(&mut self) -> String {
-        let shown = scene::shown(&self.reply());
-        let error = shown.strip_prefix('!');
-        error
-            .unwrap_or_else(|| panic!("{shown} is no error"))
-            .into()
+        assert_eq!(self.bulk("PING"), "PONG");
+        (0..self.pushed.len()).map(|_| self.told()).collect()
     }
 
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&mut self, field: &str) -> i64 {
-        self.connection.info(field).expect("a number")
+        self.connection.info(field).unwrap()
     }
 
     /// The server's memory, once what it frees in the background is freed.
@@ -247,16 +197,10 @@ pub fn arrivals(clients: &[Client], done: impl FnOnce()) -> Vec<u64> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     for (client, n) in clients.iter().zip(0..) {
         let data = epoll::EventData::new_u64(n);
-        epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
+        epoll::add(&epoll, &client.connection, data, epoll::EventFlags::IN).unwrap();
     }
     done();
     let mut events = Vec::with_capacity(clients.len());
     epoll::wait(&epoll, spare_capacity(&mut events), None).unwrap();
     events.iter().map(|event| event.data.u64()).collect()
-}
-
-#[track_caller]
-fn read((kind, data): (PushKind, Vec<Value>)) -> Told {
-    let pushed = Value::Push { kind, data };
-    Told::of(&pushed).unwrap_or_else(|| panic!("{pushed:?} is no message"))
 }

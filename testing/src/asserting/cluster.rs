@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use super::{eventually_within, status};
-use crate::{Error, Result, SOON, Server, Setup};
+use super::eventually_within;
+use crate::{Error, Okay, Result, SOON, Server, Setup};
 
 /// The slot of a key, by its tag if it has one.
 pub fn slot(key: &str) -> u16 {
@@ -79,7 +79,7 @@ impl Cluster {
         let node = Self::node();
         let mut client = node.client();
         let all = "CLUSTER ADDSLOTSRANGE 0 16383";
-        assert_eq!(client.call(all), status("OK"));
+        assert_eq!(client.call(all), Okay);
         super::eventually("the node serves all slots", || {
             client.bulk("CLUSTER INFO").contains("cluster_state:ok")
         });
@@ -98,12 +98,6 @@ impl Cluster {
             };
             self.nodes.iter().all(is_well) && cluster_command(&["check", &first]).is_ok()
         });
-    }
-
-    /// Checks that no node has crashed.
-    #[track_caller]
-    pub fn assert_sound(&self) {
-        self.nodes.iter().for_each(Server::assert_sound);
     }
 
     /// A new replica of a node, which that node knows.

@@ -39,7 +39,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::iter::repeat;
-use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -48,7 +47,7 @@ use redis::Value;
 use regex::{Captures, Regex};
 
 use super::{Client, Cluster, eventually, scene, slot, tag};
-use crate::{SOON, Server, comes_true, pack, reply_text};
+use crate::{SOON, Server, Told, comes_true, reply_text};
 
 /// A scene on a server.
 pub struct Play {
@@ -56,29 +55,11 @@ pub struct Play {
     pub server: Server,
     /// Others, by their names.
     pub others: BTreeMap<String, Server>,
-    observer: Client,
-    actors: BTreeMap<String, Actor>,
-    /// What tokens and texts are called.
+    actors: BTreeMap<String, Client>,
+    /// What tokens and texts are called. Who is called as an actor is the id of its connection.
     names: BTreeMap<String, String>,
     /// The last lines, which a line that does not come true is shown with.
     played: VecDeque<String>,
-}
-
-struct Actor {
-    client: Client,
-    id: i64,
-    addr: SocketAddr,
-}
-
-impl Actor {
-    fn of(server: &Server) -> Self {
-        let mut client = server.client();
-        Self {
-            id: client.int("CLIENT ID"),
-            client,
-            addr: server.addr(),
-        }
-    }
 }
 
 /// A name, and what is to be added to it.
@@ -109,7 +90,6 @@ impl Play {
     #[track_caller]
     pub fn on(server: Server) -> Self {
         Self {
-            observer: server.client(),
             server,
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
@@ -147,14 +127,25 @@ impl Play {
     #[track_caller]
     pub fn with_replica(mut self) -> Self {
         self.others.insert("r".into(), self.server.replica(true));
-        scene::await_replicas(&mut self.observer, 1);
+        scene::await_replicas(&mut self.server.client(), 1);
         self
     }
 
     /// The connection of this name.
     #[track_caller]
     pub fn client(&mut self, name: &str) -> &mut Client {
-        &mut self.actor(name).client
+        if !self.actors.contains_key(name) {
+            let (_, server) = name.split_once('@').unwrap_or_default();
+            self.connect_to(server, name);
+        }
+        self.actors.get_mut(name).unwrap()
+    }
+
+    #[track_caller]
+    fn connect_to(&mut self, server: &str, name: &str) {
+        let mut client = self.others.get(server).unwrap_or(&self.server).client();
+        self.name(name, client.int("CLIENT ID").to_string());
+        self.actors.insert(name.into(), client);
     }
 
     /// On node 0 of a cluster with the nodes `n1` and `n2`, whose names are `$id0` to `$id2`.
@@ -239,21 +230,20 @@ impl Play {
     }
 
     #[track_caller]
-    fn actor(&mut self, name: &str) -> &mut Actor {
-        let (_, server) = name.split_once('@').unwrap_or_default();
-        let server = self.others.get(server).unwrap_or(&self.server);
-        let actor = self.actors.entry(name.into());
-        actor.or_insert_with(|| Actor::of(server))
-    }
-
-    #[track_caller]
     fn line(&mut self, line: &str) -> Seen {
         let line = self.with_names(line);
         let words: Vec<&str> = line.split(' ').collect();
         let rest = line.splitn(3, ' ').nth(2).unwrap_or_default();
         let server = |name: &str| self.others.get(name).unwrap_or(&self.server);
         match words[..] {
-            ["settled"] => scene::settle(&self.server),
+            // The last that a server does by itself is to take back a grant that nobody heard of.
+            ["settled"] => {
+                self.run(
+                    "gone > LOCK.ACQUIRE settled gone LONG SESSION -> token
+                    gone drops
+                    until settler > EXISTS settled -> 0",
+                );
+            }
             ["sound"] => {
                 self.server.assert_sound();
                 self.others.values().for_each(Server::assert_sound);
@@ -270,7 +260,6 @@ impl Play {
                 let ms = words.get(2).map_or(0, |ms| ms.parse().unwrap());
                 std::thread::sleep(Duration::from_millis(ms));
                 self.server.restart().unwrap();
-                self.observer = self.server.client();
             }
             ["logged", ..] => {
                 let logged = line.strip_prefix("logged ").unwrap();
@@ -278,7 +267,7 @@ impl Play {
                 return is_logged.then_some(()).ok_or_else(|| self.server.log());
             }
             ["queue", key, "=", ref owners @ ..] => {
-                let info = self.observer.call(&format!("LOCK.INFO {key}"));
+                let info = self.server.client().call(&format!("LOCK.INFO {key}"));
                 let owner = |nth| scene::at(&info, &format!("waiters.{nth}.owner")).cloned();
                 let waiting = (0..).map_while(owner).map(reply_text);
                 let queue = waiting.collect::<Option<Vec<_>>>().unwrap().join(" ");
@@ -286,10 +275,8 @@ impl Play {
                 return self.agrees(queue, &owners.join(" "));
             }
             [field, "=", expected] => {
-                let number = match field.split_once('.') {
-                    Some((server, field)) => self.others[server].info(field),
-                    None => self.observer.info(field),
-                };
+                let (name, field) = field.split_once('.').unwrap_or(("", field));
+                let number = server(name).info(field);
                 return self.agrees(&number.to_string(), expected);
             }
             [who, way @ (">" | ">>"), ..] => {
@@ -307,22 +294,19 @@ impl Play {
                 self.client(who)
                     .subscribe(&format!("{sharded}SUBSCRIBE {channel}"));
             }
-            [who, "at", server] => {
-                let actor = Actor::of(&self.others[server]);
-                self.actors.insert(who.into(), actor);
-            }
+            [who, "at", server] => self.connect_to(server, who),
             [name, "starts"] => _ = self.others.insert(name.into(), Server::start()),
             [name, "stops"] => server(name).stop().unwrap(),
             [name, "goes", "on"] => server(name).go_on().unwrap(),
             [ms, "ms", "pass"] => std::thread::sleep(Duration::from_millis(ms.parse().unwrap())),
             [who, "drops"] => drop(self.actors.remove(who).ok_or("nobody")?),
             [who, "closes"] => {
-                let actor = self.actors.remove(who).ok_or("nobody")?;
-                let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
-                drop(actor.client);
-                let connection = format!("CLIENT LIST ID {}", actor.id);
+                let client = self.actors.remove(who).ok_or("nobody")?;
+                let mut observer = Client::open(client.connection.addr()?)?;
+                drop(client);
+                let itself = format!("CLIENT LIST ID {}", self.names[who]);
                 eventually("the connection is gone", || {
-                    observer.bulk(&connection).is_empty()
+                    observer.bulk(&itself).is_empty()
                 });
             }
             _ => panic!("what is this? {line}"),
@@ -334,9 +318,8 @@ impl Play {
     pub fn with_names(&self, line: &str) -> String {
         let meant = |found: &Captures<'_>| {
             let name = &found[1];
-            let id = || Some(self.actors.get(name)?.id.to_string());
             let port = || Some(self.others.get(name)?.port.to_string());
-            let known = self.names.get(name).cloned().or_else(id).or_else(port);
+            let known = self.names.get(name).cloned().or_else(port);
             let known = known.unwrap_or_else(|| panic!("{line}: what is {name}?"));
             let Some(more) = found.get(2) else {
                 return known;
@@ -357,7 +340,7 @@ impl Play {
                 self.call(who, false, &[command], &["QUEUED"])?;
             }
             self.send(who, &["EXEC"]);
-            let reply = self.actor(who).client.try_reply();
+            let reply = self.client(who).try_reply();
             let Some(Value::Array(parts)) = reply else {
                 return self.answers(reply, replies[0]);
             };
@@ -374,17 +357,17 @@ impl Play {
 
     /// Several commands in one write.
     fn send(&mut self, who: &str, commands: &[&str]) {
-        let packed = commands.iter().flat_map(|command| pack(&words(command)));
-        let packed: Vec<u8> = packed.collect();
-        self.actor(who).client.send_bytes(&packed);
+        let lines: Vec<_> = commands.iter().map(|line| words(line)).collect();
+        // That the server has gone shows when the reply is read.
+        let _ = self.client(who).connection.send_all(&lines);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {
-        let (addr, id) = (self.actor(who).addr, self.actor(who).id);
-        let mut observer = Client::try_connect(addr).ok_or("no server")?;
+        let mut observer = Client::open(self.client(who).connection.addr()?)?;
+        let itself = format!("CLIENT LIST ID {}", self.names[who]);
         let mut told = String::new();
         let is_blocked = comes_true(SOON, || {
-            told = observer.bulk(&format!("CLIENT LIST ID {id}"));
+            told = observer.bulk(&itself);
             let mut words = told.split(' ');
             words.any(|word| word.starts_with("flags=") && word.contains('b'))
         });
@@ -394,7 +377,7 @@ impl Play {
     }
 
     fn reply(&mut self, who: &str, expected: &str) -> Seen {
-        let reply = self.actor(who).client.try_reply();
+        let reply = self.client(who).try_reply();
         self.answers(reply, expected)
     }
 
@@ -424,12 +407,13 @@ impl Play {
     }
 
     fn heard(&mut self, who: &str, expected: &str) -> Seen {
-        let ears = &mut self.actor(who).client;
+        let ears = self.client(who);
         if expected == "nothing" {
             let told = ears.told_so_far();
             return told.is_empty().then_some(()).ok_or(format!("{told:?}"));
         }
-        let told = ears.try_told().ok_or("nothing is heard")?;
+        let heard = ears.heard()?;
+        let told = Told::of(&heard).ok_or_else(|| format!("{heard:?}"))?;
         let (owner, result) = expected.split_once(' ').unwrap_or((expected, ""));
         let (result, lease_ms) = match result.split_once(' ') {
             Some((result, lease_ms)) if !result.starts_with('!') => (result, lease_ms),

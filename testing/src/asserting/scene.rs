@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Client, eventually, int, nil, status, text};
-use crate::Server;
+use super::{Client, eventually, text};
+use crate::{Nil, Okay};
 
 /// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
 ///
@@ -21,19 +21,6 @@ pub const MIGRATE_KEY: &str = "o > MIGRATE 127.0.0.1 $n1 $key 0 5000 -> OK";
 /// Node 1 serves the slot from now on.
 pub const END_MOVE: &str = "each o@n1 o o@n2: # > CLUSTER SETSLOT $slot NODE $id1 -> OK";
 
-/// Waits until the server has done what it does by itself because of what was
-/// before: the last such thing is a grant that nobody heard of, which it takes
-/// back.
-#[track_caller]
-pub fn settle(server: &Server) {
-    let (mut client, mut gone) = (server.client(), server.client());
-    gone.int("LOCK.ACQUIRE settled gone LEASE 600000 SESSION");
-    drop(gone);
-    eventually("a session is over", || {
-        client.call("EXISTS settled") == int(0)
-    });
-}
-
 /// Nobody is handed any of these locks, for longer than the module leaves a contended
 /// lock alone. For each the owner `waiter` waits.
 #[track_caller]
@@ -43,7 +30,7 @@ pub fn assert_none_granted(observer: &mut Client, keys: &[&str]) {
     while start.elapsed() < Duration::from_millis(1500) {
         for key in keys {
             let granted = observer.call(&format!("HGET {key} waiter"));
-            assert_eq!(granted, nil(), "{key} was handed on");
+            assert_eq!(granted, Nil, "{key} was handed on");
         }
         sleep(Duration::from_millis(10));
     }
@@ -68,7 +55,7 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
 #[track_caller]
 pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
-    assert_eq!(set, status("OK"));
+    assert_eq!(set, Okay);
 }
 
 /// The value of a field in a map, or in a flat list of names and values.

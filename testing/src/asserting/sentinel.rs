@@ -60,19 +60,12 @@ impl Sentinels {
     /// Starts them all, and waits until every sentinel knows the others.
     #[track_caller]
     pub fn start() -> Self {
-        Self::start_behind(|primary| primary)
-    }
-
-    /// As [`Sentinels::start`], where the primary is known by another address,
-    /// which leads to its own.
-    #[track_caller]
-    pub fn start_behind(known: impl FnOnce(SocketAddr) -> SocketAddr) -> Self {
         let primary = Server::start();
         let replicas = [(); 2].map(|()| primary.replica(true));
         // A server takes none of another source where none has a password.
         let source = primary.addr().ip();
         Self {
-            sentinels: watch(binary(), known(primary.addr()), source),
+            sentinels: watch(binary(), primary.addr(), source),
             primary,
             replicas,
         }

@@ -1,7 +1,6 @@
 //! What tests ask of a server, which panics where it fails.
 
-use super::client::Client;
-use super::{binary, eventually, module};
+use super::{Client, binary, eventually, module};
 use crate::{Server, Setup};
 
 /// With this argument the module does not look at contended locks by itself, as
@@ -69,7 +68,7 @@ impl Server {
     /// A new connection.
     #[track_caller]
     pub fn client(&self) -> Client {
-        Client::try_connect(self.addr()).expect("the server takes connections")
+        Client::open(self.addr()).unwrap()
     }
 
     /// A number from `INFO`.

@@ -16,7 +16,8 @@ use crate::spawn;
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    file: NamedTempFile,
+    /// Its own certificate.
+    pub pem: NamedTempFile,
 }
 
 /// The files of a certificate and of its private key, as PEM.
@@ -43,13 +44,8 @@ impl Authority {
         let name = &mut params.distinguished_name;
         name.push(DnType::CommonName, "an authority of a test");
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let file = file_of(&issuer.pem());
-        Self { issuer, file }
-    }
-
-    /// The file with its own certificate, for as long as this lives.
-    pub fn file(&self) -> &Path {
-        self.file.path()
+        let pem = file_of(&issuer.pem());
+        Self { issuer, pem }
     }
 
     /// A certificate for a server of this name, or for a client.
@@ -80,7 +76,7 @@ impl TlsProxy {
     /// A way to this server, which shows this certificate, and wants one of its clients if
     /// their authority is given.
     pub fn to(server: SocketAddr, certificate: &Certificate, clients: Option<&Authority>) -> Self {
-        Self::launch(server, certificate, clients.map(Authority::file))
+        Self::launch(server, certificate, clients.map(|it| it.pem.path()))
     }
 
     /// As [`TlsProxy::to`], which also lets through who does not speak TLS.

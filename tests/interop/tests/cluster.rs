@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_interop::{Redisson, Topology, versions};
-use redis_lock_testing::{Cluster, int};
+use redis_lock_testing::{Cluster, Int};
 
 const WATCHDOG_MS: u64 = 30_000;
 
@@ -25,12 +25,12 @@ fn each_side_is_woken_by_the_other_in_a_cluster() {
             Value::Int(_)
         ));
         redisson.send_and_wait(&mut observer, "a", &format!("lock {lock}"));
-        assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));
+        assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), Int(1));
         assert_eq!(redisson.answer("a").result, "ok");
         native.send(&format!("LOCK.ACQUIRE {lock} native BLOCK 0"));
         cluster.nodes[1].await_info("blocked_clients", 1);
         assert_eq!(redisson.call("a", &format!("unlock {lock}")), "ok");
         assert!(matches!(native.reply(), Value::Int(_)));
-        assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), int(1));
+        assert_eq!(native.call(&format!("LOCK.RELEASE {lock} native")), Int(1));
     }
 }

@@ -13,7 +13,7 @@ use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::{self, Acquire, History, MS, Operation, Outcome, Request};
 use redis_lock_interop::{Redisson, Topology, versions};
-use redis_lock_testing::{Client, Server, int, status};
+use redis_lock_testing::{Client, Int, Okay, Server};
 
 const NATIVE_CLIENTS: usize = 16;
 
@@ -39,7 +39,7 @@ fn seconds() -> u64 {
 fn both_sides_exclude_each_other_and_nobody_starves() {
     let server = Server::start();
     let mut observer = server.client();
-    assert_eq!(observer.call("SET counter 0"), status("OK"));
+    assert_eq!(observer.call("SET counter 0"), Okay);
     let dir = tempfile::tempdir().unwrap();
     let seed: u64 = rand::rng().random_range(0..1_000_000_000);
     println!("seed {seed}");
@@ -165,7 +165,7 @@ impl NativeClient {
             }
             let count: u64 = self.client.bulk("GET counter").parse().unwrap();
             let set = self.client.call(&format!("SET counter {}", count + 1));
-            assert_eq!(set, status("OK"));
+            assert_eq!(set, Okay);
             for hold in (1..=holds).rev() {
                 self.release(&owner, hold == 1);
             }
@@ -192,7 +192,7 @@ impl NativeClient {
     fn release(&mut self, owner: &str, last: bool) {
         let sent = clock::now();
         let reply = self.client.call(&format!("LOCK.RELEASE lock {owner}"));
-        assert_eq!(reply, int(last.into()));
+        assert_eq!(reply, Int(last.into()));
         let outcome = if last {
             Outcome::Released
         } else {
