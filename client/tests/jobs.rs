@@ -202,7 +202,9 @@ async fn a_job_begins_before_the_claim_in_its_first_wait_for_a_lock_only() {
     let job = client.job();
     for (key, begins_at_once) in [("lock", true), ("lock", false), ("other", true)] {
         take_away(&mut stranger, key);
-        let waiting = queue(&server, &job.lock(key), 0).await;
+        // Longer than the first lease, or there is nothing to claim.
+        let lock = job.lock(key).lease(Duration::from_secs(1200));
+        let waiting = queue(&server, &lock, 0).await;
         let refused = proxy.affected();
         proxy.set(Fate::Refuses("LOCK.RENEW", "NOREPLICAS for now"));
         give_back(&mut stranger, key);
