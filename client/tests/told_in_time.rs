@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis_lock_client::{LockClient, LockGuard, Lost, Session};
+use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
 use redis_lock_testing::{Control, Fate, Proxy, Server};
 
 use support::{soon, way};
@@ -45,17 +45,19 @@ fn wall_clock_ms() -> i64 {
     i64::try_from(now.as_millis()).unwrap()
 }
 
-/// A hold, if the machine had time for it: the shortest lease may be over first.
+/// A hold, unless its lease was over before the machine had time for it.
 async fn hold(client: &LockClient, kind: Kind) -> Option<(Session, LockGuard)> {
-    let session = client.session().await.ok()?;
+    let session = client.session().await.unwrap();
     let lock = match kind {
         Kind::Plain => client.lock("lock"),
         Kind::Shared => client.lock("lock").shared(),
         Kind::Job => client.job().lock("lock"),
         Kind::Session => session.lock("lock"),
     };
-    let guard = lock.acquire().await.ok()?;
-    Some((session, guard))
+    match lock.acquire().await {
+        Err(Error::Lost(_)) => None,
+        taken => Some((session, taken.unwrap())),
+    }
 }
 
 /// How many ms before its end on the server the loss was told of a hold that was renewed
@@ -65,7 +67,7 @@ async fn margin(control: &Control, lease: Duration, fault: Fault, kind: Kind) ->
     let mut server = Server::start();
     let proxy = Proxy::to(server.addr()).unwrap();
     let builder = LockClient::builder().default_lease(lease);
-    let client = builder.connect(way(&proxy)).await.ok()?;
+    let client = builder.connect(way(&proxy)).await.unwrap();
     let mut observer = server.client();
     let (_session, guard) = hold(&client, kind).await?;
     // Until it is renewed: then the next renewal is far enough away.
