@@ -67,8 +67,9 @@ impl Setup {
 
     /// Starts the server, and waits until it has loaded its data.
     pub fn start(self) -> Result<Server> {
-        let own_dir = tempfile::tempdir()?;
-        let dir = self.dir.clone().unwrap_or_else(|| own_dir.path().into());
+        let own_dir = self.dir.is_none().then(tempfile::tempdir).transpose()?;
+        let own = own_dir.as_ref().map(|own| own.path().to_owned());
+        let dir = self.dir.clone().or(own).unwrap_or_default();
         std::fs::create_dir_all(&dir)?;
         if let Some(config) = &self.config {
             std::fs::write(dir.join("server.conf"), config)?;
@@ -106,7 +107,7 @@ pub struct Server {
     /// Where it stores and logs.
     pub dir: PathBuf,
     child: Option<Child>,
-    own_dir: TempDir,
+    own_dir: Option<TempDir>,
 }
 
 /// A port that nobody listens on right now.
@@ -293,9 +294,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.crash();
-        if std::thread::panicking() {
-            self.own_dir.disable_cleanup(true);
-            eprintln!("the server's files stay in {}", self.dir.display());
+        if let Some(dir) = self.own_dir.take().filter(|_| std::thread::panicking()) {
+            eprintln!("the server's files stay in {}", dir.keep().display());
         }
     }
 }

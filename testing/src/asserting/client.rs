@@ -122,10 +122,9 @@ impl Client {
     }
 
     /// What was pushed and not read yet, or what comes next.
-    pub(super) fn heard(&mut self) -> crate::Result<Value> {
-        self.pushed
-            .pop_front()
-            .map_or_else(|| self.connection.reply(), Ok)
+    pub(super) fn heard(&mut self) -> Result<Value> {
+        let heard = self.pushed.pop_front();
+        heard.map_or_else(|| self.connection.reply(), Ok)
     }
 
     /// The next that is pushed.
