@@ -93,6 +93,11 @@ impl Script {
         }
     }
 
+    /// On how many servers it is counted.
+    fn starts(&self) -> usize {
+        if self.is_long() { 1 } else { STARTS }
+    }
+
     /// Beside so many holders what comes first and each turn take minutes.
     fn is_long(&self) -> bool {
         matches!(self, Self::Commands(once, _) if once.len() > TURNS)
@@ -552,7 +557,7 @@ impl Counts<'_> {
             least = self.least.swap_remove(known).1;
         }
         let (script, durable, loaded) = &what;
-        for _ in 0..if script.is_long() { 1 } else { STARTS } {
+        for _ in 0..script.starts() {
             let mut server = Counted::start(self.options, *loaded, *durable)?;
             let (instructions, profile) = server.count(script)?;
             if instructions < least

@@ -35,12 +35,12 @@ static struct timespec shifted(struct timespec t, int64_t by_us) {
     return result;
 }
 
-static int64_t running_us(void) {
-    static _Atomic int64_t started_us;
+static int64_t started_us;
+
+static int64_t since_boot_us(void) {
     struct timespec now;
     syscall(SYS_clock_gettime, CLOCK_BOOTTIME, &now);
-    if (started_us == 0) started_us = in_us(now);
-    return in_us(now) - started_us;
+    return in_us(now);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *t) {
@@ -54,7 +54,7 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
     }
     if (syscall(SYS_clock_gettime, clock, t) != 0) return -1;
     int64_t gains_ppm = stands_too || clock == CLOCK_MONOTONIC ? setting->gains_ppm : 0;
-    int64_t gained_us = gains_ppm == 0 ? 0 : running_us() * gains_ppm / 1000000;
+    int64_t gained_us = gains_ppm == 0 ? 0 : (since_boot_us() - started_us) * gains_ppm / 1000000;
     *t = shifted(*t, gained_us + (is_wall ? setting->ahead_us : 0));
     return 0;
 }
@@ -114,5 +114,6 @@ __attribute__((constructor)) static void start(void) {
     void *page = mmap(NULL, sizeof *setting, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (page == MAP_FAILED) abort();
+    started_us = since_boot_us();
     setting = page;
 }
