@@ -417,7 +417,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if self.is_in_doubt {
+        if self.is_in_doubt && self.shared.check_process().is_ok() {
             self.settle();
         }
     }

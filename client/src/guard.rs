@@ -107,7 +107,6 @@ impl LockGuard {
 
     /// As [`release`](Self::release), of a guard that others may have, too.
     pub(crate) async fn end(&self) -> Result<(), Error> {
-        self.hold.shared.check_process()?;
         self.has_left.store(true, Ordering::Relaxed);
         self.hold.leave().await.unwrap_or(Err(Error::Stopped))
     }

@@ -150,12 +150,11 @@ impl Hold {
     /// Ends what the server may still have of a hold that is lost here: a renewal that
     /// got no answer may come late.
     fn give_back(&self) {
-        let (shared, request, token) = (
-            Arc::clone(&self.shared),
-            Arc::clone(&self.request),
-            self.token,
-        );
-        let job = self.job.clone();
+        if self.shared.check_process().is_err() {
+            return;
+        }
+        let (shared, request) = (Arc::clone(&self.shared), Arc::clone(&self.request));
+        let (token, job) = (self.token, self.job.clone());
         self.shared.settle(async move {
             let _turn = match &job {
                 Some(job) => Some(job.turn_to_release(&request.key).await),
@@ -258,6 +257,10 @@ impl Hold {
     /// the lease is over; the first failure is told at once.
     pub(crate) fn leave(self: &Arc<Self>) -> oneshot::Receiver<Result<(), Error>> {
         let (tell, told) = oneshot::channel();
+        if let Err(error) = self.shared.check_process() {
+            let _ = tell.send(Err(error));
+            return told;
+        }
         let this = Arc::clone(self);
         match &self.job {
             None => match self.end(Lost::Released) {

@@ -96,11 +96,10 @@ impl Shared {
         Box::pin(self.router.ask(key, command, None)).await
     }
 
-    /// Runs something in the background that [`Shared::flush`] waits for.
+    /// Runs something in the background that [`Shared::flush`] waits for. Whoever may be
+    /// called in a forked process asks for that first.
     pub(crate) fn settle(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        if self.check_process().is_ok() {
-            self.settling.spawn_on(work, &self.router.runtime);
-        }
+        self.settling.spawn_on(work, &self.router.runtime);
     }
 
     pub(crate) async fn flush(&self) {
