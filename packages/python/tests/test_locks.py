@@ -40,11 +40,17 @@ async def test_one_at_a_time(server, world, library, options):
     await soon(lambda: server.is_free("counter") and not server.redis.pubsub_channels("redislock:*"))
 
 
-async def test_many_at_once_do_not_exhaust_the_pool(server, caplog):
-    locks = redis_native_lock.asyncio.Locks(redis.asyncio.Redis(port=server.port, max_connections=100))
-    holds = await asyncio.gather(*(locks.lock(f"l:{number}").acquire() for number in range(200)))
-    await asyncio.gather(*(hold.release() for hold in holds))
-    await locks.aclose()
+def test_many_at_once_in_one_event_loop_and_in_the_next(server, caplog):
+    client = redis.asyncio.Redis(port=server.port, max_connections=100)
+    locks = redis_native_lock.asyncio.Locks(client, lease=3)
+
+    async def work():
+        holds = await asyncio.gather(*(locks.lock(f"l:{number}").acquire() for number in range(200)))
+        await soon(lambda: all(hold._valid_until > hold._granted_at + 3 for hold in holds))  # as each is renewed
+        await asyncio.gather(*(hold.release() for hold in holds))
+        await asyncio.gather(locks.aclose(), client.aclose())
+
+    [asyncio.run(work()) for _ in range(2)]
     assert "Too many connections" not in caplog.text
 
 
@@ -77,6 +83,6 @@ async def test_a_server_with_an_older_module(server, world, locks, monkeypatch):
     async def command(*args):
         return b"# lock\r\nlock_version:0.1.9\r\n"
 
-    monkeypatch.setattr(locks.world, "command", command)
+    monkeypatch.setattr(type(locks.world), "command", command)
     with pytest.raises(NoModule, match=r"0\.1\.9"):
         await world.call(locks.lock("l").acquire)

@@ -77,6 +77,9 @@ SCENES = {
     "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
     "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
     "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM), ("LOCK.RELEASE", None)], redis.RedisError),
+    "it is answered when its lease is over": (60, [("QUEUE", 7, 30), ("LOCK.RELEASE", 1)], LockLost),
+    "a script runs": (9, [("QUEUE", ResponseError("BUSY x")), ("LOCK.ACQUIRE", 7)], 7),
+    "the application's own time limit": (9, [("QUEUE", TimeoutError()), ("LOCK.RELEASE", 1)], TimeoutError),
     "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ASKED_AGAIN, ("QUEUE", 7)], 7),
     "it is another's when asked again": (30, [QUEUED, ("hear", None, 10), ASKED_AGAIN, ("QUEUE", TAKEN)], Superseded),
 }  # fmt: skip

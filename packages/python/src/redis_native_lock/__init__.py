@@ -18,6 +18,14 @@ class Hold(BaseHold):
     lost: threading.Event
     renew, release = blocking(BaseHold._renew), blocking(BaseHold._release)
 
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.release()
+        if error is None and self.lost.is_set():
+            raise self.loss()
+
 
 class Lock(BaseLock[Hold]):
     acquire = blocking(BaseLock[Hold]._acquire)
@@ -26,10 +34,7 @@ class Lock(BaseLock[Hold]):
         return run(self._enter(threading.get_ident()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        hold = self._leave(threading.get_ident())
-        hold.release()
-        if error is None and hold.lost.is_set():
-            raise hold.loss()
+        self._leave(threading.get_ident()).__exit__(kind, error, trace)
 
 
 class Locks(BaseLocks[Lock, Hold]):

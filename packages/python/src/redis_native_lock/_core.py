@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
+from ._errors import NO_PERMISSION, UNKNOWN, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
 from ._wire import milliseconds, netstrings, new_name, now, own_options, tag_of, valid_until
 
 log = logging.getLogger("redis_native_lock")
@@ -71,7 +71,8 @@ class World:
         pool = self.pool(args[1])
         connection = await (self.open(args[1]) if is_own else self.connected(pool, within))
         try:
-            await settled(connection.send_command(*args))
+            # A look at its health would wait without end.
+            await settled(connection.send_command(*args, check_health=False))
             return await self.read(connection, within)
         except BaseException as error:
             if isinstance(error, self.library.AskError) and not is_own:
@@ -99,11 +100,14 @@ class World:
         try:
             return bool(await self.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
         except Exception as error:
-            is_to_go_on = meaning(error).may_pass and now() < until
+            is_ours = meaning(error) is not UNKNOWN
+            is_to_go_on = (meaning(error).may_pass or not is_ours) and now() < until
             log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
             if is_to_go_on:
                 self.spawn(self.give_back(args, until, min(pause * 2, PAUSE_MAX) or PAUSE))
-            return False if meaning(error).is_refusal else None
+            if not is_ours:
+                raise
+            return False if meaning(error).is_refusal and not meaning(error).may_pass else None
 
 
 def _refuse(**_: Any) -> None:
@@ -274,6 +278,8 @@ class BaseHold:
             raise
         self._is_in_doubt |= reply is not None
         if reply:
+            if valid_until(sent, self._lease) <= now():
+                raise self.loss()
             self._begin(reply, sent, self._lease)
 
     async def _send(self, args: tuple[Any, ...]) -> Any:
@@ -441,6 +447,7 @@ class BaseLock(Generic[H]):
 
     async def _acquire(self, wait: float | None = None) -> H:
         """Waits at most so many seconds, or as long as `lock` was told. Raises `LockBusy`."""
+        self.locks.begin()
         if not self.locks.is_checked:
             await self.locks.check_version()
         hold = self.locks.hold_type(self, self.wait if wait is None else wait)
@@ -469,43 +476,61 @@ class BaseLocks(Generic[L, H]):
     def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
         self.world, self._lease, self.is_checked = self.world_type(client), _checked(lease), False
         self._prefix = prefix.encode() if isinstance(prefix, str) else prefix
+        self.holds: dict[str, BaseHold] = {}
         self.alive.add(self)
         self.reset()
 
     def reset(self) -> None:
-        """After a fork, too: waits and subscriptions are the parent's."""
+        """After a fork, too: holds, waits and subscriptions are the parent's."""
         self._channel = b"redislock:" + new_name().encode()
         # By owner, from the first request to the end.
-        self.holds: dict[str, BaseHold] = {}
+        inherited, self.holds = list(self.holds.values()), {}
         # By server; and by the channels of which the server has said that it publishes to us.
         self.ears: dict[str, Ear] = {}
         self.heard_of: dict[bytes, Ear] = {}
+        for hold in inherited:
+            hold._is_over, hold.lost = True, self.world.event()
+            hold.lost.set()
         # What looks at the holds, where there are any; when it does so next; and what wakes it.
         self.looking: Any = None
         self._looks_at, self._wake = 0.0, self.world.event()
         self._mutex = threading.Lock()
+
+    def begin(self) -> None: ...  # An acquire.
 
     def watch(self, hold: BaseHold) -> None:
         """Sees to it that the hold is looked at when it is due."""
         with self._mutex:
             if hold.due_at < self._looks_at:
                 self._wake.set()
-            if self.looking is None or self.looking.done():
+            if self.looking is None:
                 self.looking = self.world.spawn(self._look())
 
     async def _look(self) -> None:
         """Looks at the holds when one of them is due, as long as there are any."""
-        while True:
-            for hold in list(self.holds.values()):
+        try:
+            while await self._look_once():
+                await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
+        except BaseException:
+            self.looking = None
+            raise
+
+    async def _look_once(self) -> bool:
+        for hold in list(self.holds.values()):
+            try:
                 if hold.due_at <= now():
                     hold.look()
-            with self._mutex:
-                self._wake.clear()
-                if not self.holds:
-                    self.looking = None
-                    return
-                self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
-            await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
+            except Exception:
+                # No thread could be started, or `on_loss` has failed.
+                log.exception("%r could not be looked after, and will be again", hold.key)
+                hold._plan(now() + max(PAUSE, hold.valid_for() / 8))
+        with self._mutex:
+            self._wake.clear()
+            self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
+            are_any = bool(self.holds)
+            if not are_any:
+                self.looking = None
+        return are_any
 
     def lock(
         self,

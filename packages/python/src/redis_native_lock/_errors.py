@@ -52,8 +52,8 @@ _TABLE: list[tuple[str, Meaning]] = [
     ("SUPERSEDED Superseded", Meaning(True, False, Superseded)),
     ("NOREPLICAS NotSafe", Meaning(False, True, NotSafe)),
     ("NOPERM NoPermissionError", NO_PERMISSION),
-    ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN", Meaning(True, True)),
-    ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError", Meaning(True, True)),
+    ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN BUSY MISCONF MASTERDOWN", Meaning(True, True)),
+    ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError MasterDownError", Meaning(True, True)),
     ("ResponseError AuthenticationError AuthorizationError", Meaning(True, False)),
     ("ConnectionError TimeoutError OSError", Meaning(False, True)),
     ("ClusterError RedisClusterException ValkeyClusterException", Meaning(False, True)),
@@ -62,6 +62,9 @@ _MEANINGS = [(set(words.split()), meaning) for words, meaning in _TABLE]
 
 
 def meaning(error: BaseException) -> Meaning:
+    if isinstance(error, TimeoutError) and not isinstance(error, NativeLockError):
+        # Python's own is the application's: a client library raises one of its own.
+        return UNKNOWN
     names = {code(error), *(cls.__name__ for cls in type(error).__mro__)}
     return next((meaning for words, meaning in _MEANINGS if words & names), UNKNOWN)
 

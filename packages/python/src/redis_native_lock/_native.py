@@ -29,7 +29,7 @@ def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: 
     locks = client.__dict__.get("_native_locks") or client.__dict__.setdefault("_native_locks", locks_type(client))
     # Without a time-out it is renewed until it is released.
     lock.native = locks.lock(lock.name, lease=lock.timeout or None, renew=not lock.timeout)
-    lock.world, lock.errors = locks.world, locks.world.library
+    lock.errors = locks.world.library
     return lock
 
 
@@ -55,7 +55,7 @@ class _Native:
             pause = self.sleep if sleep is None else sleep
             if now() + pause > until:
                 return False
-            await self.world.sleep(pause)
+            await self.native.locks.world.sleep(pause)
 
     # In place of their scripts.
     async def lua_release(self: Any, **_: Any) -> bool:
@@ -63,7 +63,7 @@ class _Native:
 
     async def lua_extend(self: Any, args: list[Any], **_: Any) -> bool:
         try:
-            left_ms = await self.world.ask(("PTTL", self.name), REPLY_WITHIN) if args[2:] == ["0"] else 0
+            left_ms = await self.native.locks.world.ask(("PTTL", self.name), REPLY_WITHIN) if args[2:] == ["0"] else 0
             await BaseHold._renew(self.local.hold, (args[1] + max(0, left_ms)) / 1000)
         except Exception as error:
             if isinstance(error, NativeLockError) or meaning(error).is_refusal:
@@ -74,13 +74,13 @@ class _Native:
     lua_reacquire = lua_extend
 
     async def locked(self: Any) -> bool:
-        return bool(await self.world.ask(("EXISTS", self.name), REPLY_WITHIN))
+        return bool(await self.native.locks.world.ask(("EXISTS", self.name), REPLY_WITHIN))
 
     async def owned(self: Any) -> bool:
         if getattr(self.local, "token", None) is None:
             return False
         try:
-            return bool(await self.world.ask(("HEXISTS", self.name, self.local.hold.owner), REPLY_WITHIN))
+            return bool(await self.native.locks.world.ask(("HEXISTS", self.name, self.local.hold.owner), REPLY_WITHIN))
         except self.errors.ResponseError:
             return False
 

@@ -91,8 +91,8 @@ class Threads(World):
 
 def _is_ready(pool: Any) -> bool:
     """Whether the pool surely has a connection that still stands. If it does not tell, it has none."""
-    poll = select.poll()
     try:
+        poll = select.poll()
         # Another thread may take it just now: so nothing is read.
         poll.register(pool._available_connections[-1]._sock, select.POLLIN)
     except (AttributeError, IndexError, TypeError, ValueError, OSError):

@@ -93,6 +93,13 @@ class Locks(BaseLocks[Lock, Hold]):
     __doc__ = BaseLocks.__doc__
     world_type, lock_type, hold_type = Tasks, Lock, Hold
     world: Tasks
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self) -> None:
+        # In another event loop all begins anew, as after a fork.
+        if self._loop is not asyncio.get_running_loop():
+            self._loop, self.world = asyncio.get_running_loop(), Tasks(self.world.client)
+            self.reset()
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
