@@ -112,7 +112,8 @@ func (l *Locks) Mutex(key string, options ...Option) *Mutex {
 // Lock waits for the lock, in the order of requests. The context bounds the wait, and the work: that of the hold comes
 // from it. If it is cancelled the wait ends at once and leaves nothing.
 //
-// The error is [ErrBusy] where the lock was not had in time: before the context's deadline, or within [Wait].
+// The error is [ErrBusy] where the lock was not had in time: before the context's deadline, or within [Wait]; and [ErrLost]
+// where its lease was so short that it was over when the answer came.
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, m.wait) }
 
 // TryLock does not wait: the error is [ErrBusy] where others hold the lock or wait for it.
@@ -128,7 +129,12 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 		a.leave(err)
 		return nil, err
 	}
-	return newHold(ctx, a), nil
+	h := newHold(ctx, a)
+	if over := h.whyOver(); over != nil {
+		// The answer came when its lease was over.
+		return nil, over
+	}
+	return h, nil
 }
 
 // Do waits for the lock as [Mutex.Lock] does, works, and releases. It returns the work's error; and [ErrLost] where the
@@ -140,7 +146,7 @@ func (m *Mutex) Do(ctx context.Context, work func(*Hold) error) error {
 	}
 	defer h.Release()
 	err = work(h)
-	if over := h.whyOver(); errors.Is(over, ErrLost) && (err == nil || errors.Is(err, context.Canceled)) {
+	if over := h.Release(); errors.Is(over, ErrLost) && (err == nil || errors.Is(err, context.Canceled)) {
 		return over
 	}
 	return err

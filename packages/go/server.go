@@ -57,7 +57,10 @@ func (a *attempt) insist(args func() []any) (int64, error) {
 	a.sending.Unlock()
 	for tries := 0; ; tries++ {
 		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
-		if err == nil {
+		if err == nil && tries > 0 {
+			// An earlier try may have ended it.
+			return 1, nil
+		} else if err == nil {
 			return reply, nil
 		} else if !mayPass(err) || a.locks.now() >= until {
 			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", a.key, "error", err)

@@ -52,7 +52,8 @@ func mayPass(err error) bool {
 	switch code(err) {
 	case "":
 		return !errors.Is(err, redis.ErrClosed)
-	case "ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "TRYAGAIN", "UNBLOCKED":
+	case "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOREPLICAS", "READONLY", "TRYAGAIN",
+		"UNBLOCKED":
 		return true
 	}
 	return redis.HasErrorPrefix(err, "max number of clients")
