@@ -203,7 +203,7 @@ impl Fleet {
         }
         let (mut sentinels, mut voters) = (Vec::new(), Vec::new());
         if topology == Topology::Sentinel {
-            sentinels = sentinels::start(&setup.binary, nodes[0].peers.addr())?;
+            sentinels = sentinels::start(&setup.binary, dir, nodes[0].peers.addr())?;
         }
         if topology == Topology::Cluster {
             let numbers = NODES + 1..=NODES + 2;

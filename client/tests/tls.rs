@@ -12,7 +12,8 @@ mod alone;
 use redis_lock_client::redis::{ClientTlsConfig, TlsCertificates};
 use redis_lock_client::{ClientBuilder, Error, LockClient, Servers};
 use redis_lock_testing::{
-    Authority, Certificate, Cluster, SOON, Server, TlsProxy, binary, eventually, sentinel, tag,
+    Authority, Certificate, Cluster, SOON, Server, Setup, TlsProxy, binary, eventually, sentinel,
+    tag,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
@@ -89,7 +90,8 @@ fn sentinels_and_their_primary_are_talked_to_by_certificates() {
     let _replicas = [(); 2].map(|()| primary.replica(true));
     // The sentinels themselves speak plainly to it.
     let way = TlsProxy::mixed(primary.addr(), &certificate);
-    let sentinels = sentinel::watch(binary(), way.addr(), primary.addr().ip());
+    let setups = [(); 3].map(|()| Setup::of(binary()));
+    let sentinels = sentinel::watch(setups, way.addr(), primary.addr().ip());
     let ways = sentinels.each_ref();
     let ways = ways.map(|sentinel| TlsProxy::to(sentinel.addr(), &certificate, None));
     let sentinels = ways.each_ref().map(|way| way.addr().to_string());

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use redis::{Value, from_redis_value};
-use redis_lock_testing::{Server, sentinel};
+use redis_lock_testing::{Server, Setup, sentinel};
 
 use super::{DOWN_AFTER_MS, NODES, ask};
 
@@ -25,9 +25,13 @@ const EAGER: [(&str, u64); 5] = [
     ("min-link-reconnect-period", 300),
 ];
 
-/// Starts them, to watch the primary at this address.
-pub(super) fn start(binary: &Path, primary: SocketAddr) -> Result<Vec<Server>, String> {
-    let sentinels = sentinel::watch(binary, primary, SOURCE);
+/// Starts them in folders of `dir`, to watch the primary at this address.
+pub(super) fn start(binary: &Path, dir: &Path, addr: SocketAddr) -> Result<Vec<Server>, String> {
+    let setups = [1, 2, 3].map(|number| Setup {
+        dir: Some(dir.join(format!("sentinel-{number}"))),
+        ..Setup::of(binary)
+    });
+    let sentinels = sentinel::watch(setups, addr, SOURCE);
     for sentinel in &sentinels {
         let mut connection = sentinel.connect()?;
         for (name, ms) in EAGER {
@@ -49,9 +53,8 @@ pub(super) fn set(sentinels: &[Server], name: &str, ms: u64) -> Result<(), Strin
 
 /// What a sentinel knows of each replica.
 fn replicas(sentinel: &Server) -> Vec<HashMap<String, String>> {
-    let replicas = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
-    let replicas = replicas.and_then(|replicas| from_redis_value(replicas).ok());
-    replicas.unwrap_or_default()
+    let told = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
+    from_redis_value(told.unwrap_or(Value::Nil)).unwrap_or_default()
 }
 
 fn has(replica: &HashMap<String, String>, name: &str, value: &str) -> bool {
@@ -61,8 +64,7 @@ fn has(replica: &HashMap<String, String>, name: &str, value: &str) -> bool {
 /// Whether it sees all replicas, and that they are well.
 pub(super) fn sees_all(sentinel: &Server) -> bool {
     let replicas = replicas(sentinel);
-    let is_well =
-        |replica| has(replica, "flags", "slave") && has(replica, "master-link-status", "ok");
+    let is_well = |it| has(it, "flags", "slave") && has(it, "master-link-status", "ok");
     replicas.len() == NODES - 1 && replicas.iter().all(is_well)
 }
 

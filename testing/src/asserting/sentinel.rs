@@ -1,15 +1,14 @@
 //! Sentinels: servers that watch a primary named `locks`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 
 use super::{binary, eventually_within};
 use crate::{Connection, SOON, Server, Setup};
 
-/// Starts three sentinels that watch this primary with its two replicas, and
-/// waits until each knows all of them. Their own connections come from `source`.
+/// Starts these as sentinels that watch this primary with its two replicas, and waits
+/// until each knows all of them. Their own connections come from `source`.
 #[track_caller]
-pub fn watch(binary: impl Into<PathBuf>, primary: SocketAddr, source: IpAddr) -> [Server; 3] {
+pub fn watch(setups: [Setup; 3], primary: SocketAddr, source: IpAddr) -> [Server; 3] {
     let settings = format!(
         "sentinel announce-ip 127.0.0.1\n\
          sentinel monitor locks {} {} 2\n\
@@ -20,10 +19,11 @@ pub fn watch(binary: impl Into<PathBuf>, primary: SocketAddr, source: IpAddr) ->
     );
     let source = source.to_string();
     let options = ["--sentinel", "--bind-source-addr", &source];
-    let mut setup = Setup::of(binary).options(&options);
-    setup.config = Some(settings);
-    let start = || setup.clone().start().unwrap();
-    let sentinels = [start(), start(), start()];
+    let sentinels = setups.map(|setup| {
+        let mut setup = setup.options(&options);
+        setup.config = Some(settings.clone());
+        setup.start().unwrap()
+    });
     eventually_within(2 * SOON, "the sentinels see it all", || {
         sentinels.iter().all(knows_all)
     });
@@ -63,9 +63,9 @@ impl Sentinels {
         let primary = Server::start();
         let replicas = [(); 2].map(|()| primary.replica(true));
         // A server takes none of another source where none has a password.
-        let source = primary.addr().ip();
+        let (setups, addr) = ([(); 3].map(|()| Setup::of(binary())), primary.addr());
         Self {
-            sentinels: watch(binary(), primary.addr(), source),
+            sentinels: watch(setups, addr, addr.ip()),
             primary,
             replicas,
         }
