@@ -84,7 +84,7 @@ export class Hold implements AsyncDisposable {
       const work = Promise.all([this.core.checkVersion(), this.untilHeld()])
         .finally(() => signal?.removeEventListener("abort", abort))
         // It may be granted in the moment in which it is cancelled, or be lost already.
-        .then(() => (this.isOver ? this.giveUp().then(() => reject(this.loss)) : resolve(this)))
+        .then(() => (this.look() ? this.giveUp().then(() => reject(this.loss)) : resolve(this)))
         .catch(async (error) => {
           await within(this.giveUp(), RELEASE_WITHIN_MS).catch(() => {});
           reject(error);
@@ -137,11 +137,12 @@ export class Hold implements AsyncDisposable {
     return this.request.wait === 0 ? REPLY_WITHIN_MS : Math.max(this.leftMs(), REPLY_MIN_MS);
   }
 
-  /** Asks for the lock. A token that is replied has its full lease. */
-  private async ask(...how: string[]): Promise<void> {
+  /** Asks for the lock. A token that is replied has its full lease: from its request on, whenever the reply comes. */
+  private async ask(...how: string[]): Promise<number> {
     const sent = now();
     const token = await this.send(this.core.server, this.acquiring(how), this.replyMs());
     if (token > 0) this.begin(token, sent, this.leaseMs);
+    return token;
   }
 
   private async send({ ask }: Pick<Connection, "ask">, args: Argument[], withinMs: number): Promise<number> {
@@ -165,8 +166,7 @@ export class Hold implements AsyncDisposable {
     this.ear = ear;
     this.told = "";
     await within(ear.subscribe(this.key, channel), this.replyMs());
-    await this.ask("QUEUE", wholeMs(Math.min(PLACE_MAX_MS, this.leftMs())), channel);
-    if (this.token > 0) return;
+    if ((await this.ask("QUEUE", wholeMs(Math.min(PLACE_MAX_MS, this.leftMs())), channel)) > 0) return;
     await within(woken, Math.min(ASK_AGAIN_MS, this.leftMs())).catch(() => {});
     if (this.told.startsWith("-")) {
       const error = new NativeLockError(this.told.slice(1));
@@ -209,8 +209,9 @@ export class Hold implements AsyncDisposable {
     if (isLong && !this.core.server.isCluster) this.begin(token, this.firstSent, leaseMs);
   }
 
-  /** It is held: granted no earlier than `since`, and this lease is relied upon from then on. */
+  /** It is held: granted no earlier than `since`, and this lease is relied upon from then on, unless it is over already. */
   private begin(token: number, since: number, leaseMs: number): void {
+    if (validUntil(since, leaseMs) <= now()) return;
     (this as { token: number }).token = token;
     this.grantedAt = now();
     this.validUntil = validUntil(since, leaseMs);

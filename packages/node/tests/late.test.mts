@@ -1,0 +1,43 @@
+// What comes late, and what the server refuses for a while.
+import assert from "node:assert/strict";
+import { connect, createServer, type AddressInfo } from "node:net";
+import { after, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+import { createLocks } from "redis-native-lock";
+import { libraries, Server, until } from "./servers.mjs";
+
+const server = await Server.start();
+after(() => server[Symbol.asyncDispose]());
+
+for (const [name, make] of Object.entries(libraries)) {
+  test(`a grant that is told after its lease is not handed out, with ${name}`, { timeout: 30_000 }, async () => {
+    const delays: number[] = []; // of the next replies that are numbers
+    const proxy = createServer((near) => {
+      const far = connect(server.port).on("error", () => {});
+      near.pipe(far).on("data", (data) => setTimeout(() => near.write(data), data[0] === 58 ? (delays.shift() ?? 0) : 0));
+      near.on("error", () => {}).on("close", () => far.destroy());
+    }).listen(0);
+    using made = await make((proxy.address() as AddressInfo).port);
+    using direct = await make(server.port);
+    await using locks = createLocks(made.client, { lease: 500 });
+    await using others = createLocks(direct.client);
+    assert.ok(await (await locks.acquire("l")).release());
+    delays.push(1000);
+    const first = locks.acquire("l");
+    const other = await until(() => sleep(600).then(() => others.tryAcquire("l")));
+    await sleep(600);
+    assert.ok(await other.release(), "nobody else had it meanwhile");
+    const hold = await first;
+    assert.ok(hold.token > other.token && hold.validFor() > 0);
+    assert.ok(await hold.release());
+    delays.push(700, 700);
+    const begun = performance.now();
+    const late = await locks.acquire("l");
+    assert.ok(late.validFor() > 0 && performance.now() - begun < 5000, "it asked again, and once more for its place");
+    assert.ok(await late.release());
+    delays.push(700);
+    assert.equal(await locks.tryAcquire("l"), null);
+    assert.ok(await until(() => server.isFree("l")));
+    proxy.close();
+  });
+}
