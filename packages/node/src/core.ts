@@ -2,7 +2,7 @@
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Connection, Server } from "./clients.js";
-import { mayPass, NativeLockError, NoModule, translated } from "./errors.js";
+import { isRefusal, mayPass, NativeLockError, NoModule, translated } from "./errors.js";
 import type { Hold } from "./hold.js";
 import { type Argument, netstrings, now, pauses, shown, slotOf, tagOf, within } from "./wire.js";
 
@@ -95,13 +95,17 @@ export class Core {
     this.holds.get(String(owner))?.hear(String(result), Number(firstLeaseMs));
   }
 
-  /** Sends what gives a lock back until it is answered, or for so long. Resolves with the reply, if there is one. */
+  /** Sends what gives a lock back until it is answered, or for so long. Resolves with the reply, if one tells what was. */
   async insist(key: Argument, args: Argument[], forMs: number): Promise<unknown> {
     const until = now() + forMs;
+    let isInDoubt = false;
     for (const pauseMs of pauses()) {
       try {
-        return await this.server.ask(args);
+        const reply = await this.server.ask(args);
+        // An earlier one may have ended what the last one did not find.
+        return isInDoubt && reply === null ? undefined : reply;
       } catch (error) {
+        isInDoubt ||= !isRefusal(error);
         if (!mayPass(error) || this.server.isEnded() || now() >= until) {
           return this.report(error, `${shown(key)} is left to its lease, not given back`);
         }

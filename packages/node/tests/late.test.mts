@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { connect, createServer, type AddressInfo } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
-import { createLocks } from "redis-native-lock";
+import { createLocks, LockLost } from "redis-native-lock";
 import { libraries, Server, until } from "./servers.mjs";
 
 const server = await Server.start();
@@ -41,3 +41,32 @@ for (const [name, make] of Object.entries(libraries)) {
     proxy.close();
   });
 }
+
+/** A client of which each command but INFO fails once, and is then answered so. */
+function failing(text: string, reply: unknown) {
+  const failed = new Set<string>(["INFO"]);
+  return {
+    isOpen: true,
+    async sendCommand([name]: string[]) {
+      if (failed.has(name!)) return name === "LOCK.ACQUIRE" ? 7 : reply;
+      failed.add(name!);
+      throw new Error(text);
+    },
+  };
+}
+
+test("what the server refuses for a while is asked for again, a release too", async () => {
+  for (const code of ["BUSY", "MISCONF", "MASTERDOWN", "LOADING"]) {
+    const locks = createLocks(failing(`${code} not now`, 1), { onError: assert.ifError });
+    assert.ok(await (await locks.acquire("l", { wait: 5000 })).release(), code);
+  }
+});
+
+test("a release that is not answered the first time does not tell of a loss", async () => {
+  for (const [text, told] of [["the connection is closed", 0], ["NOREPLICAS too few", 0], ["BUSY not now", 1]] as const) {
+    const errors: Error[] = [];
+    const hold = await createLocks(failing(text, null), { onError: (error) => errors.push(error) }).acquire("l");
+    assert.equal(await hold.release(), false, "over, or not known");
+    assert.equal(errors.filter((error) => error instanceof LockLost).length, told, text);
+  }
+});
