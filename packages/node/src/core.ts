@@ -66,7 +66,16 @@ export class Core {
   private readonly background = new Set<Promise<unknown>>();
   private isChecked = false;
 
-  constructor(readonly server: Server, readonly onError: (error: Error) => void) {}
+  constructor(readonly server: Server, private readonly tell: (error: Error) => void) {}
+
+  /** Never throws: what is told of here takes the place of nothing. */
+  onError(error: Error): void {
+    try {
+      this.tell(error);
+    } catch (thrown) {
+      process.emitWarning(new NativeLockError(`onError has thrown: ${thrown}`, { cause: error }));
+    }
+  }
 
   async close(): Promise<void> {
     for (const ear of this.ears.values()) ear.close();

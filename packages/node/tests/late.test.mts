@@ -70,3 +70,12 @@ test("a release that is not answered the first time does not tell of a loss", as
     assert.equal(errors.filter((error) => error instanceof LockLost).length, told, text);
   }
 });
+
+test("an onError that throws takes the place of nothing", async () => {
+  const onError = (): never => {
+    throw new Error("onError's own");
+  };
+  const locks = createLocks(failing("BUSY not now", null), { onError });
+  await assert.rejects(locks.using("l", () => Promise.reject(new Error("the work's"))), /^Error: the work's$/);
+  assert.equal(await (await locks.acquire("l")).release(), false);
+});
