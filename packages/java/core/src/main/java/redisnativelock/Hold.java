@@ -11,7 +11,7 @@ import redisnativelock.spi.RedisAccess;
 public final class Hold {
   /** How long a thread waits for what it gives back, which then goes on in the background. */
   private static final long RELEASE_WITHIN = 500 * Wire.MILLISECOND;
-  private static final Long DONE = 1L;
+  static final Long DONE = 1L;
 
   final Attempt attempt;
   /** The thread whose hold this is, or null, and how often it has entered. */

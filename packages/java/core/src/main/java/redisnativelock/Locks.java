@@ -107,7 +107,10 @@ public final class Locks implements AutoCloseable {
     });
   }
 
-  /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
+  /**
+   * Sends what gives a lock back until it is answered, or until then. What fails is logged. It fails, too, where an earlier
+   * sending may have given it back: of that the answer says nothing.
+   */
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
     return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
       NativeLockException error = meaning(failure);
@@ -116,7 +119,9 @@ public final class Locks implements AutoCloseable {
         return CompletableFuture.failedFuture(error);
       }
       return Background.after(Background.pause(failures))
-          .thenCompose(paused -> insist(name, command, until, failures + 1));
+          .thenCompose(paused -> insist(name, command, until, failures + 1))
+          .thenCompose(reply -> Hold.DONE.equals(reply) || error.isRefusal() ? CompletableFuture.completedFuture(reply)
+              : CompletableFuture.failedFuture(error));
     });
   }
 

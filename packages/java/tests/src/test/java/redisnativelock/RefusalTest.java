@@ -6,8 +6,12 @@ import static redisnativelock.Server.until;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Function;
+import java.util.function.Supplier;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import redisnativelock.spi.RedisAccess;
 
@@ -30,23 +34,34 @@ class RefusalTest extends WithServer {
     }
   }
 
-  /** An access that answers one command itself. */
-  private RedisAccess answering(RedisAccess access, String name, Object answer) {
-    return (RedisAccess) java.lang.reflect.Proxy.newProxyInstance(getClass().getClassLoader(),
+  /** Locks for which one command, when it is sent first, is answered here. */
+  private Locks answering(String name, Function<Supplier<CompletableFuture<Object>>, CompletableFuture<Object>> answer) {
+    RedisAccess access = Library.JEDIS.access(server.port);
+    AtomicBoolean isNext = new AtomicBoolean(true);
+    return Library.locks((RedisAccess) java.lang.reflect.Proxy.newProxyInstance(getClass().getClassLoader(),
         new Class<?>[] {RedisAccess.class}, (self, method, arguments) -> {
           boolean isMeant = method.getName().equals("send") && new String(((byte[][]) arguments[0])[0]).equals(name);
-          return isMeant ? CompletableFuture.completedFuture(answer) : method.invoke(access, arguments);
-        });
+          return isMeant && isNext.getAndSet(false) ? answer.apply(() -> access.send((byte[][]) arguments[0]))
+              : method.invoke(access, arguments);
+        }), Duration.ofSeconds(60));
   }
 
   @Test
   void anOlderModuleIsRefused() {
     byte[] info = "# lock\r\nlock_version:0.1.9\r\n".getBytes();
-    Locks locks = Library.locks(answering(Library.JEDIS.access(server.port), "INFO", info), Duration.ofSeconds(1));
-    assertTrue(whatIsMissing(locks).contains("0.1.9"));
+    assertTrue(whatIsMissing(answering("INFO", send -> CompletableFuture.completedFuture(info))).contains("0.1.9"));
     byte[] later = "# lock\r\nlock_version:0.10.0\r\n".getBytes();
-    assertTrue(Library.locks(answering(Library.JEDIS.access(server.port), "INFO", later), Duration.ofSeconds(1))
-        .lock("l").tryLock());
+    assertTrue(answering("INFO", send -> CompletableFuture.completedFuture(later)).lock("l").tryLock());
+  }
+
+  @ParameterizedTest
+  @CsvSource({"RELEASE,UNANSWERED", "ACQUIRE,UNANSWERED"})
+  void whatPassesIsTriedAgainAndIsNoLoss(String command, String code) throws Exception {
+    Locks locks = answering("LOCK." + command, send ->
+        (code.equals("UNANSWERED") ? send.get() : CompletableFuture.completedFuture(null))
+            .thenCompose(done -> CompletableFuture.failedFuture(NativeLockException.replied(code, null))));
+    assertEquals(42, locks.lock("l").<Integer, Exception>call(hold -> 42));
+    assertTrue(server.isFree("l"));
   }
 
   @ParameterizedTest
