@@ -114,7 +114,8 @@ public final class Locks implements AutoCloseable {
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
     return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
       NativeLockException error = meaning(failure);
-      if (!Attempt.PASSING.contains(error.code()) || System.nanoTime() - until >= 0) {
+      boolean isPassing = Attempt.PASSING.contains(error.code()) || error.code().equals("MISCONF");
+      if (!isPassing || System.nanoTime() - until >= 0) {
         Background.warn(name + " is left to its lease, not given back", error);
         return CompletableFuture.failedFuture(error);
       }

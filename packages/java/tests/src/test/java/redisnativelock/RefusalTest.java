@@ -55,7 +55,7 @@ class RefusalTest extends WithServer {
   }
 
   @ParameterizedTest
-  @CsvSource({"RELEASE,UNANSWERED", "ACQUIRE,UNANSWERED"})
+  @CsvSource({"RELEASE,UNANSWERED", "RELEASE,BUSY", "RELEASE,MISCONF", "ACQUIRE,UNANSWERED", "ACQUIRE,BUSY"})
   void whatPassesIsTriedAgainAndIsNoLoss(String command, String code) throws Exception {
     Locks locks = answering("LOCK." + command, send ->
         (code.equals("UNANSWERED") ? send.get() : CompletableFuture.completedFuture(null))
