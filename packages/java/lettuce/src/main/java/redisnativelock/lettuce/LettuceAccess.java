@@ -12,6 +12,7 @@ import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import io.netty.buffer.ByteBuf;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.concurrent.CancellationException;
@@ -126,9 +127,22 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
       // The first one is the key.
       args = at == 1 ? args.addKey(command[at]) : args.add(command[at]);
     }
-    var sent = new AsyncCommand<>(new Command<>(() -> command[0], new Reply(), args));
+    var sent = new AsyncCommand<>(new Command<>(() -> command[0], new Reply(), args)) {
+      private int times;
+
+      @Override
+      public void encode(ByteBuf bytes) {
+        times++;
+        super.encode(bytes);
+      }
+    };
     to.dispatch(sent);
-    return sent;
+    return sent.thenApply(reply -> {
+      if (reply == null && sent.times > 1 && new String(command[0]).equals("LOCK.RELEASE")) {
+        throw new RedisException("Lettuce has sent it again: it may have been carried out before");
+      }
+      return reply;
+    });
   }
 
   @Override
