@@ -39,6 +39,8 @@ final class Attempt {
   private Ear ear;
   /** What is sent goes one after the other: nothing that is late undoes anything. */
   private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
+  /** Ends when nothing that asked for the lock may be carried out any more, though it was given up long before. */
+  private CompletableFuture<Object> settled = last;
 
   Attempt(NativeLock lock, long lease, boolean isRenewed, long wait, boolean isInterruptible) {
     this.lock = lock;
@@ -133,7 +135,11 @@ final class Attempt {
   }
 
   private long ask(byte[][] command) throws InterruptedException {
-    return ask(() -> locks.send(command, REPLY_WITHIN), within());
+    return ask(() -> {
+      CompletableFuture<Object> answer = locks.access.send(command);
+      settled = settled.thenCombine(answer.exceptionally(error -> null), (before, reply) -> null);
+      return locks.timed(answer, REPLY_WITHIN);
+    }, within());
   }
 
   /** What it is answered with, and 0 for null. */
@@ -228,6 +234,6 @@ final class Attempt {
   CompletableFuture<Object> insist(Supplier<byte[][]> command) {
     locks.waits.remove(owner);
     long until = System.nanoTime() + Math.max(lease, PLACE_MAX);
-    return next(() -> locks.insist(lock.getName(), command, until, 0));
+    return next(() -> settled.thenCompose(done -> locks.insist(lock.getName(), command, until, 0)));
   }
 }

@@ -104,7 +104,7 @@ public final class Hold {
     // Until it is answered the shorter of the two leases is relied upon.
     validUntil = Math.min(validUntil, sent + Wire.reliedUpon(newLease));
     long within = Math.min(Attempt.REPLY_WITHIN, Math.max(left(), 100 * Wire.MILLISECOND) / 2);
-    return locks.send(attempt.renew(newLease), within)
+    return locks.timed(locks.access.send(attempt.renew(newLease)), within)
         .handle((reply, failure) -> renewed(newLease, sent, reply, failure));
   }
 

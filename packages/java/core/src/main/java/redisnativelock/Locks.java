@@ -98,9 +98,9 @@ public final class Locks implements AutoCloseable {
     }
   }
 
-  /** Sends a command, and leaves its connection if there is no answer for so long. */
-  CompletableFuture<Object> send(byte[][] command, long within) {
-    return access.send(command).copy().orTimeout(within, TimeUnit.NANOSECONDS).whenComplete((reply, error) -> {
+  /** An answer for which is waited so long. If there is none, its connection is left. */
+  CompletableFuture<Object> timed(CompletableFuture<Object> answer, long within) {
+    return answer.copy().orTimeout(within, TimeUnit.NANOSECONDS).whenComplete((reply, error) -> {
       if (error instanceof TimeoutException && within >= SUSPICIOUS) {
         access.suspect();
       }
@@ -112,7 +112,7 @@ public final class Locks implements AutoCloseable {
    * sending may have given it back: of that the answer says nothing.
    */
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
-    return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
+    return timed(access.send(command.get()), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
       NativeLockException error = meaning(failure);
       boolean isPassing = Attempt.PASSING.contains(error.code()) || error.code().equals("MISCONF");
       if (!isPassing || System.nanoTime() - until >= 0) {

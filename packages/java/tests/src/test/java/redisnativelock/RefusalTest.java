@@ -64,6 +64,15 @@ class RefusalTest extends WithServer {
     assertTrue(server.isFree("l"));
   }
 
+  @Test
+  void whatIsCarriedOutAfterItWasGivenUpLeavesNothing() {
+    CompletableFuture<Object> goesOn = new CompletableFuture<>();
+    NativeLock lock = answering("LOCK.ACQUIRE", send -> goesOn.thenCompose(now -> send.get())).lock("l");
+    assertThrows(NativeLockException.class, lock::tryLock);
+    goesOn.completeOnTimeout(null, 500, TimeUnit.MILLISECONDS).join();
+    until(() -> server.info("lock", "lock_grants_immediate") == 1 && server.isFree("l"));
+  }
+
   @ParameterizedTest
   @EnumSource
   void aKeyThatIsNoLock(Library library) {
