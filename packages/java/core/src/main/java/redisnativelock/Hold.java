@@ -14,9 +14,10 @@ public final class Hold {
   static final Long DONE = 1L;
 
   final Attempt attempt;
-  /** The thread whose hold this is, or null, and how often it has entered. */
+  /** The thread whose hold this is, or null, and how often it has entered: at first while it held others, which it lost. */
   volatile Thread thread;
   int depth;
+  int lostDepth;
   private final Locks locks;
   private final long grantedAt = System.nanoTime();
   private final CompletableFuture<Void> lost = new CompletableFuture<>();

@@ -83,10 +83,13 @@ public final class NativeLock implements Lock {
     if (hold != null && hold.attempt.isRenewed && hold.isLost()) {
       throw hold.loss();
     } else if (hold == null || !hold.isHeld()) {
+      // Who has lost one has still to leave that, too.
+      int left = hold == null ? 0 : hold.isLost() ? hold.depth : hold.lostDepth;
       hold = acquire(wait, ownLease, isInterruptible);
       if (hold == null) {
         return null;
       }
+      hold.depth = hold.lostDepth = left;
       hold.thread = Thread.currentThread();
       locks.entered.get().put(ByteBuffer.wrap(key), hold);
     } else if (limit < hold.attempt.lock.limit) {
@@ -162,6 +165,8 @@ public final class NativeLock implements Lock {
     hold.depth--;
     if (hold.depth == 0) {
       locks.entered.get().remove(ByteBuffer.wrap(key));
+    }
+    if (hold.depth == hold.lostDepth) {
       hold.release();
     }
   }
@@ -232,7 +237,7 @@ public final class NativeLock implements Lock {
   /** How often this thread has entered. */
   public int getHoldCount() {
     Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
-    return hold == null || !hold.isHeld() ? 0 : hold.depth;
+    return hold == null || !hold.isHeld() ? 0 : hold.depth - hold.lostDepth;
   }
 
   private long ask(String command) {

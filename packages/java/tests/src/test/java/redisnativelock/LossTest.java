@@ -33,6 +33,9 @@ class LossTest extends WithServer {
     until(() -> server.isFree("l"));
     assertTrue(lock.tryLock(), "it can be taken anew, though it was never unlocked");
     assertTrue(lock.hold().token() > hold.token());
+    assertEquals(1, lock.getHoldCount());
+    lock.unlock();
+    assertTrue(server.isFree("l"));
     lock.unlock();
     assertThrows(IllegalMonitorStateException.class, lock::unlock);
   }
