@@ -138,7 +138,8 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 }
 
 // Do waits for the lock as [Mutex.Lock] does, works, and releases. It returns the work's error; and [ErrLost] where the
-// lock was lost and the work returned none, or that of its cancelled context.
+// lock was lost and the work returned none, or that of its cancelled context. A loss that only the release finds is not
+// told, as go-redis may have sent that twice: [Hold.Release] tells it.
 func (m *Mutex) Do(ctx context.Context, work func(*Hold) error) error {
 	h, err := m.Lock(ctx)
 	if err != nil {
@@ -146,7 +147,7 @@ func (m *Mutex) Do(ctx context.Context, work func(*Hold) error) error {
 	}
 	defer h.Release()
 	err = work(h)
-	if over := h.Release(); errors.Is(over, ErrLost) && (err == nil || errors.Is(err, context.Canceled)) {
+	if over := h.whyOver(); errors.Is(over, ErrLost) && (err == nil || errors.Is(err, context.Canceled)) {
 		return over
 	}
 	return err

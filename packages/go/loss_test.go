@@ -19,8 +19,6 @@ func TestALockThatSomebodyBreaks(t *testing.T) {
 		<-h.Context().Done()
 	}
 	mustBe(t, locks.Mutex("l").Do(ctx, func(h *Hold) error { broken(h); return nil }), ErrLost)
-	atItsEnd := func(*Hold) error { return s.Do(ctx, "LOCK.BREAK", "l").Err() }
-	mustBe(t, locks.Mutex("l", Lease(time.Minute)).Do(ctx, atItsEnd), ErrLost)
 	mine := errors.New("mine")
 	if err := locks.Mutex("l").Do(ctx, func(h *Hold) error { broken(h); return mine }); err != mine {
 		t.Fatal(err)
