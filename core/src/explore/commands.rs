@@ -85,7 +85,7 @@ impl World {
             return Ok(());
         };
         let number = self.cast.owner_of[at];
-        let own = self.own(key, number, ask);
+        let (own, was_over) = (self.own(key, number, ask), self.has_place_over(key, number));
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let (result, done) = self.obey(&mut seen, stored, |step| step.acquire(request, wait));
@@ -99,6 +99,10 @@ impl World {
             };
         }
         let withheld = done.withheld;
+        if was_over && ask.place && result.is_ok() {
+            // Only the later request is told of.
+            self.leave_place(key, number);
+        }
         // A waiter that was handed the lock came before.
         self.apply(done, &mut seen)?;
         match result {
@@ -108,7 +112,6 @@ impl World {
                 seen.queued = own.is_none().then_some(id);
             }
             Ok(Acquired::Granted(token)) => {
-                // Only the later request is told of, on the channel of its place.
                 self.leave_place(key, number);
                 self.say(|w| format!("token {}", w.short(token)));
                 let until_ms = self.now_ms + ask.lease_ms;
@@ -127,17 +130,9 @@ impl World {
     }
 
     /// The waiter of this owner whose position its next request takes over.
-    fn own(&mut self, key: usize, owner: usize, ask: Ask) -> Option<WaiterId> {
+    fn own(&self, key: usize, owner: usize, ask: Ask) -> Option<WaiterId> {
         let (id, earlier) = self.waiter_of(key, owner)?;
-        let place = self.places_for(key).find(|place| place.owner == owner);
-        if earlier.place && place.is_some_and(|place| self.is_over(place)) {
-            // The others are told of its end.
-            if ask.place {
-                self.leave_place(key, owner);
-            }
-            return None;
-        }
-        (earlier.limit == ask.limit).then_some(id)
+        (earlier.limit == ask.limit && !self.has_place_over(key, owner)).then_some(id)
     }
 
     fn queued(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) {

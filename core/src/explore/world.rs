@@ -334,12 +334,14 @@ impl World {
 
     /// The same, but for places that are over and have not been removed.
     pub(super) fn still_waiting(&self, key: usize) -> Vec<(WaiterId, usize, Ask)> {
-        let is_over = |id| {
-            let mut places = self.places_for(key);
-            places.any(|place| place.id == id && self.is_over(place))
-        };
+        let is_over = |at: usize| self.has_place_over(key, self.cast.owner_of[at]);
         let waiting = self.waiting(key).into_iter();
-        waiting.filter(|&(id, ..)| !is_over(id)).collect()
+        waiting.filter(|&(_, at, _)| !is_over(at)).collect()
+    }
+
+    pub(super) fn has_place_over(&self, key: usize, owner: usize) -> bool {
+        let mut places = self.places_for(key);
+        places.any(|place| place.owner == owner && self.is_over(place))
     }
 
     /// The places in this key's queue.

@@ -101,10 +101,9 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
     let Some(at_ms) = world.table.recheck_at_ms(world.cast.key(key)) else {
         return false;
     };
-    let by_ms = at_ms.max(world.now_ms + 10);
     let in_ms = at_ms - world.now_ms;
-    let is_timer_set = world.wake_at_ms().is_some_and(|wake_ms| wake_ms <= by_ms);
-    if !is_timer_set || in_ms > world.scope().times.recheck {
+    let is_awake_by = |by_ms| world.wake_at_ms().is_some_and(|wake_ms| wake_ms <= by_ms);
+    if !is_awake_by(at_ms.max(world.now_ms + 10)) || in_ms > world.scope().times.recheck {
         return false;
     }
     if in_ms <= 0
@@ -114,17 +113,19 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
     {
         return true;
     }
+    if waiting.len() < world.waiting(key).len() {
+        // Who waits behind what is over is served when the timer ends that.
+        return is_awake_by(world.now_ms);
+    }
     let Ok(lock) = world.data.read(key) else {
         return true;
     };
     let owns = |at: usize| holders.iter().any(|one| one.owner == *world.owner(at));
-    let limits = lock.holders().iter().filter(|one| {
-        let is_there = |holder: &HolderView| holder.owner == one.owner;
-        holders.iter().any(is_there)
-    });
+    let all = lock.holders().iter();
+    let limits = all.filter(|one| holders.iter().any(|it| it.owner == one.owner));
     let strictest = limits.map(|one| one.limit).fold(ask.limit, Limit::min);
-    let has_room = strictest.has_room_beside(holders.len());
     let end_ms = lock.next_lease_end_ms();
+    let has_room = strictest.has_room_beside(holders.len());
     !has_room
         && !waiting.iter().any(|&(_, at, _)| owns(at))
         && end_ms.is_none_or(|end_ms| at_ms <= end_ms + 1)
