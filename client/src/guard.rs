@@ -107,6 +107,7 @@ impl LockGuard {
 
     /// As [`release`](Self::release), of a guard that others may have, too.
     pub(crate) async fn end(&self) -> Result<(), Error> {
+        self.hold.shared.check_process()?;
         self.has_left.store(true, Ordering::Relaxed);
         self.hold.leave().await.unwrap_or(Err(Error::Stopped))
     }
@@ -121,7 +122,7 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if !self.has_left.load(Ordering::Relaxed) {
+        if !self.has_left.load(Ordering::Relaxed) && self.hold.shared.check_process().is_ok() {
             drop(self.hold.leave());
         }
     }

@@ -257,10 +257,6 @@ impl Hold {
     /// the lease is over; the first failure is told at once.
     pub(crate) fn leave(self: &Arc<Self>) -> oneshot::Receiver<Result<(), Error>> {
         let (tell, told) = oneshot::channel();
-        if let Err(error) = self.shared.check_process() {
-            let _ = tell.send(Err(error));
-            return told;
-        }
         let this = Arc::clone(self);
         match &self.job {
             None => match self.end(Lost::Released) {
