@@ -55,9 +55,9 @@ func (a *attempt) insist(args func() []any) (int64, error) {
 	a.sending.Lock()
 	until := a.locks.now() + max(a.lease, placeMax)
 	a.sending.Unlock()
-	for tries := 0; ; tries++ {
+	for tries, inDoubt := 0, false; ; tries++ {
 		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
-		if err == nil && tries > 0 {
+		if err == nil && inDoubt {
 			// An earlier try may have ended it.
 			return 1, nil
 		} else if err == nil {
@@ -66,6 +66,7 @@ func (a *attempt) insist(args func() []any) (int64, error) {
 			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", a.key, "error", err)
 			return 0, err
 		}
+		inDoubt = inDoubt || !isRefusal(err)
 		time.Sleep(pauseAfter(tries))
 	}
 }
