@@ -21,7 +21,8 @@ export class Superseded extends NativeLockError {}
 export class NoModule extends NativeLockError {}
 
 const BY_CODE = new Map([["DEADLOCK", Deadlock], ["NOREPLICAS", NotSafe], ["SUPERSEDED", Superseded]]);
-const PASSING = "UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN NOREPLICAS BUSY MISCONF MASTERDOWN".split(" ");
+const PASSING = ["", "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS",
+  "BUSY", "MISCONF", "MASTERDOWN"];
 
 /** The code of what a server has answered, else nothing: libraries' own errors do not begin so. */
 export function codeOf(error: unknown): string {
@@ -33,7 +34,7 @@ export function codeOf(error: unknown): string {
 export const isRefusal = (error: unknown): boolean => !["", "NOREPLICAS"].includes(codeOf(error));
 
 /** Whether the same request may succeed later: also what is no answer at all. */
-export const mayPass = (error: unknown): boolean => ["", ...PASSING].includes(codeOf(error)) && !(error instanceof NoModule);
+export const mayPass = (error: unknown): boolean => PASSING.includes(codeOf(error)) && !(error instanceof NoModule);
 
 /** This package's error for one of the client library's, if it has one. */
 export function translated(error: unknown): unknown {

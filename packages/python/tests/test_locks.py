@@ -83,6 +83,6 @@ async def test_a_server_with_an_older_module(server, world, locks, monkeypatch):
     async def command(*args):
         return b"# lock\r\nlock_version:0.1.9\r\n"
 
-    monkeypatch.setattr(type(locks.world), "command", command)
+    monkeypatch.setattr(locks.world, "command", command)
     with pytest.raises(NoModule, match=r"0\.1\.9"):
         await world.call(locks.lock("l").acquire)

@@ -100,14 +100,14 @@ class World:
         try:
             return bool(await self.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
         except Exception as error:
-            is_ours = meaning(error) is not UNKNOWN
-            is_to_go_on = (meaning(error).may_pass or not is_ours) and now() < until
+            its = meaning(error)
+            is_to_go_on = (its.may_pass or its is UNKNOWN) and now() < until
             log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
             if is_to_go_on:
                 self.spawn(self.give_back(args, until, min(pause * 2, PAUSE_MAX) or PAUSE))
-            if not is_ours:
+            if its is UNKNOWN:
                 raise
-            return False if meaning(error).is_refusal and not meaning(error).may_pass else None
+            return False if its.is_refusal and not its.may_pass else None
 
 
 def _refuse(**_: Any) -> None:
@@ -496,7 +496,7 @@ class BaseLocks(Generic[L, H]):
         self._looks_at, self._wake = 0.0, self.world.event()
         self._mutex = threading.Lock()
 
-    def begin(self) -> None: ...  # An acquire.
+    def begin(self) -> None: ...  # Before each acquire.
 
     def watch(self, hold: BaseHold) -> None:
         """Sees to it that the hold is looked at when it is due."""
@@ -509,13 +509,13 @@ class BaseLocks(Generic[L, H]):
     async def _look(self) -> None:
         """Looks at the holds when one of them is due, as long as there are any."""
         try:
-            while await self._look_once():
+            while self._look_once():
                 await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
         except BaseException:
             self.looking = None
             raise
 
-    async def _look_once(self) -> bool:
+    def _look_once(self) -> bool:
         for hold in list(self.holds.values()):
             try:
                 if hold.due_at <= now():
@@ -527,8 +527,7 @@ class BaseLocks(Generic[L, H]):
         with self._mutex:
             self._wake.clear()
             self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
-            are_any = bool(self.holds)
-            if not are_any:
+            if not (are_any := bool(self.holds)):
                 self.looking = None
         return are_any
 

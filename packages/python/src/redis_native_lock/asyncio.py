@@ -97,8 +97,9 @@ class Locks(BaseLocks[Lock, Hold]):
 
     def begin(self) -> None:
         # In another event loop all begins anew, as after a fork.
-        if self._loop is not asyncio.get_running_loop():
-            self._loop, self.world = asyncio.get_running_loop(), Tasks(self.world.client)
+        before, self._loop = self._loop, asyncio.get_running_loop()
+        if before not in (None, self._loop):
+            self.world = Tasks(self.world.client)
             self.reset()
 
     async def aclose(self) -> None:
