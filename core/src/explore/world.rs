@@ -339,6 +339,7 @@ impl World {
         waiting.filter(|&(_, at, _)| !is_over(at)).collect()
     }
 
+    /// Whether this owner has a place in this key's queue that is over.
     pub(super) fn has_place_over(&self, key: usize, owner: usize) -> bool {
         let mut places = self.places_for(key);
         places.any(|place| place.owner == owner && self.is_over(place))

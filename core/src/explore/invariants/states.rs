@@ -124,8 +124,8 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
     let all = lock.holders().iter();
     let limits = all.filter(|one| holders.iter().any(|it| it.owner == one.owner));
     let strictest = limits.map(|one| one.limit).fold(ask.limit, Limit::min);
-    let end_ms = lock.next_lease_end_ms();
     let has_room = strictest.has_room_beside(holders.len());
+    let end_ms = lock.next_lease_end_ms();
     !has_room
         && !waiting.iter().any(|&(_, at, _)| owns(at))
         && end_ms.is_none_or(|end_ms| at_ms <= end_ms + 1)
