@@ -20,7 +20,7 @@ final class Attempt {
   private static final long BLOCK_MAX = 86_400_000 * Wire.MILLISECOND;
   /** After these the same request may succeed. */
   static final Set<String> PASSING = Set.of(NativeLockException.UNANSWERED, NativeLockException.NOT_SAFE,
-      "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN");
+      "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN");
 
   final NativeLock lock;
   final String owner = UUID.randomUUID().toString();

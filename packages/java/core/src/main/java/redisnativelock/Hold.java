@@ -4,7 +4,6 @@ import static redisnativelock.NativeLockException.LOST;
 
 import java.time.Duration;
 import java.util.concurrent.*;
-import java.util.function.Supplier;
 import redisnativelock.spi.RedisAccess;
 
 /** A lock that is held. It is renewed in the background, and may be given back by any thread. */
@@ -19,7 +18,7 @@ public final class Hold {
   int depth;
   int lostDepth;
   private final Locks locks;
-  private final long grantedAt = System.nanoTime();
+  private final long keptUntil;
   private final CompletableFuture<Void> lost = new CompletableFuture<>();
   private volatile long lease;
   /** The shortest lease of a renewal that was not answered. */
@@ -35,6 +34,7 @@ public final class Hold {
     locks = attempt.lock.locks;
     lease = attempt.lease;
     validUntil = attempt.validUntil;
+    keptUntil = System.nanoTime() + attempt.lock.atLeast.toNanos();
     schedule();
   }
 
@@ -177,12 +177,22 @@ public final class Hold {
   private void lose(String reason) {
     isOver = true;
     timer.cancel(false);
+    locks.waits.remove(owner());
     why = reason;
     Background.warn(loss().getMessage(), null);
     RedisAccess.THREADS.execute(() -> {
-      // A renewal that got no answer may come late.
-      attempt.insist(attempt::release);
+      // A renewal that got no answer may come late. What is not renewed ends by itself.
+      if (attempt.isRenewed) {
+        giveBack(keptUntil);
+      }
       lost.complete(null);
+    });
+  }
+
+  private CompletableFuture<Object> giveBack(long notBefore) {
+    return attempt.insist(() -> {
+      long rest = notBefore - System.nanoTime();
+      return rest > 0 ? attempt.renew(rest) : attempt.release();
     });
   }
 
@@ -192,12 +202,12 @@ public final class Hold {
    * @return whether this is known to have ended the hold
    */
   public boolean release() {
-    return release(Duration.ofNanos(attempt.lock.atLeast.toNanos() - (System.nanoTime() - grantedAt)));
+    return release(Duration.ofNanos(keptUntil - System.nanoTime()));
   }
 
   /** The same, but the lock stays taken for so long from now on, if that is positive. */
   public boolean release(Duration keep) {
-    long keptUntil = System.nanoTime() + keep.toNanos();
+    long notBefore = System.nanoTime() + keep.toNanos();
     synchronized (this) {
       if (look()) {
         return false;
@@ -205,12 +215,8 @@ public final class Hold {
       isOver = true;
       timer.cancel(false);
     }
-    Supplier<byte[][]> command = () -> {
-      long rest = keptUntil - System.nanoTime();
-      return rest > 0 ? attempt.renew(rest) : attempt.release();
-    };
     try {
-      boolean isEnded = DONE.equals(Background.join(attempt.insist(command), RELEASE_WITHIN));
+      boolean isEnded = DONE.equals(Background.join(giveBack(notBefore), RELEASE_WITHIN));
       if (!isEnded) {
         lose("it was over before its work");
       }

@@ -57,7 +57,7 @@ public final class Locks implements AutoCloseable {
     return new NativeLock(this, whole, 1, lease, Duration.ZERO);
   }
 
-  /** Ends the subscriptions. What is held stays held and renewed. */
+  /** Ends the subscriptions; who still waits opens another. What is held stays held and renewed. */
   @Override
   public void close() {
     ears.values().forEach(ear -> ear.end(null));

@@ -37,9 +37,7 @@ class BrokenConnectionsTest extends WithServer {
       server.call("CLIENT", "KILL", "TYPE", type);
     }
     isOver.set(true);
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
+    Threads.endAll(threads);
     until(() -> server.places() == 0 && locks.waits.isEmpty());
   }
 }

@@ -8,16 +8,15 @@ import java.net.URL;
 import java.net.URLClassLoader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.*;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
 import javax.tools.ToolProvider;
-import net.javacrumbs.shedlock.core.LockProvider;
+import net.javacrumbs.shedlock.core.*;
 import org.junit.jupiter.api.Test;
-import redis.clients.jedis.DefaultJedisClientConfig;
-import redis.clients.jedis.JedisPooled;
+import redis.clients.jedis.*;
 
 /** What README.md and that of the whole project show, and docs/migrating/shedlock.md, is compiled and run as it stands there. */
 public class DocumentedTest extends WithServer {
@@ -88,12 +87,9 @@ public class DocumentedTest extends WithServer {
         compiled("public " + blocks(PACKAGE.resolve("../../docs/migrating/shedlock.md")).get(0).replace("@Bean", ""));
     DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
     try (JedisPooled jedis = new JedisPooled(server.address, config)) {
-      Method make = Arrays.stream(application.getMethods()).filter(method -> method.getName().equals("lockProvider"))
-          .findFirst().orElseThrow();
-      LockProvider provider =
-          (LockProvider) make.invoke(application.getConstructor().newInstance(), jedis, server.address, config);
-      provider.lock(new net.javacrumbs.shedlock.core.LockConfiguration(java.time.Instant.now(), "report",
-          java.time.Duration.ofSeconds(5), java.time.Duration.ZERO)).orElseThrow();
+      Method make = application.getMethod("lockProvider", JedisPooled.class, HostAndPort.class, JedisClientConfig.class);
+      var provider = (LockProvider) make.invoke(application.getConstructor().newInstance(), jedis, server.address, config);
+      provider.lock(new LockConfiguration(Instant.now(), "report", Duration.ofSeconds(5), Duration.ZERO)).orElseThrow();
       assertFalse(server.isFree("job-lock:default:report"));
     }
   }

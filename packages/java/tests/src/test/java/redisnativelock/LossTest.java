@@ -87,9 +87,11 @@ class LossTest extends WithServer {
 
   @Test
   void aThreadThatEndsWithoutUnlockingGivesItBack() throws Exception {
-    NativeLock lock = lock(Duration.ofSeconds(1));
+    NativeLock lock = lock(Duration.ofSeconds(1)).atLeast(Duration.ofSeconds(2));
+    long begun = System.nanoTime();
     Threads.begin(() -> lock.lockAndGetToken()).end();
     Hold free = Threads.begin(() -> lock.acquire()).end();
+    assertTrue(System.nanoTime() - begun > 1_990_000_000L, "but not before its time");
     Thread.sleep(1_500);
     assertTrue(free.release(), "a hold that is no thread's stays");
   }

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.redisson.Redisson;
@@ -24,11 +23,6 @@ class RedissonTest extends WithServer {
     Config config = new Config();
     config.useSingleServer().setAddress("redis://127.0.0.1:" + server.port);
     return config;
-  }
-
-  @BeforeEach
-  void wakeThem() {
-    server.call("CONFIG", "SET", "lock.redisson-notify", "publish");
   }
 
   @AfterEach
@@ -80,9 +74,7 @@ class RedissonTest extends WithServer {
         return null;
       }));
     }
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
+    Threads.endAll(threads);
     assertEquals(320, counter[0]);
   }
 }

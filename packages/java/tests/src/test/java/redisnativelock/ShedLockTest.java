@@ -68,6 +68,10 @@ class ShedLockTest extends WithServer {
     until(() -> server.isFree("name"));
     assertTrue(System.nanoTime() - begun > 1_900_000_000L && System.nanoTime() - begun < 3_900_000_000L);
     lock("name").orElseThrow().unlock();
+    begun = System.nanoTime();
+    lock("name", Duration.ofSeconds(2), Duration.ofSeconds(2)).orElseThrow();
+    until(() -> server.isFree("name"));
+    assertTrue(System.nanoTime() - begun > 1_990_000_000L, "where its task does not end in time, too");
   }
 
   @Test
@@ -112,9 +116,7 @@ class ShedLockTest extends WithServer {
         return null;
       }));
     }
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
+    Threads.endAll(threads);
     assertArrayEquals(new int[] {310, 400}, counters);
   }
 

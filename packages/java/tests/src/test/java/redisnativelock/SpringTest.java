@@ -19,8 +19,7 @@ class SpringTest extends WithServer {
   private final NativeLockRegistry registry = registry(30_000, "");
 
   private NativeLockRegistry registry(long leaseMs, String prefix) {
-    return new NativeLockRegistry(
-        Locks.create(Library.LETTUCE.access(server.port), Duration.ofMillis(leaseMs), prefix));
+    return new NativeLockRegistry(Locks.create(Library.LETTUCE.access(server.port), Duration.ofMillis(leaseMs), prefix));
   }
 
   @Test
@@ -113,13 +112,13 @@ class SpringTest extends WithServer {
     assertNotEquals(registry.obtain("foo"), second.obtain("foo"));
     Lock lock = registry.obtain("foo");
     lock.lock();
-    List<Threads<Boolean>> threads = new ArrayList<>();
+    List<Threads<Void>> threads = new ArrayList<>();
     for (int number = 0; number < 10; number++) {
       Lock own = (number % 2 == 0 ? registry : second).obtain("foo");
       threads.add(Threads.begin(() -> {
         own.lockInterruptibly();
         own.unlock();
-        return true;
+        return null;
       }));
     }
     until(() -> server.places() == 10);
@@ -127,9 +126,7 @@ class SpringTest extends WithServer {
     assertTrue(elsewhere.tryLock(), "another prefix is another lock");
     lock.unlock();
     elsewhere.unlock();
-    for (Threads<Boolean> thread : threads) {
-      assertTrue(thread.end());
-    }
+    Threads.endAll(threads);
   }
 
   @Test

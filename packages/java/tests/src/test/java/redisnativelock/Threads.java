@@ -1,5 +1,6 @@
 package redisnativelock;
 
+import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Future;
@@ -28,6 +29,12 @@ final class Threads<T> {
 
   T end() throws Exception {
     return end(result);
+  }
+
+  static <T> void endAll(List<Threads<T>> threads) throws Exception {
+    for (Threads<T> thread : threads) {
+      thread.end();
+    }
   }
 
   static <T> T end(Future<T> result) throws Exception {

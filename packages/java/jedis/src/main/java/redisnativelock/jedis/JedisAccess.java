@@ -124,6 +124,9 @@ public final class JedisAccess implements RedisAccess {
       CompletableFuture<Object> answer = new CompletableFuture<>();
       writing.lock();
       try {
+        if (!isConnected()) {
+          throw new JedisConnectionException("it would connect again, and nobody would read from it");
+        }
         unanswered.add(answer);
         sendCommand(() -> command[0], rest(command));
         flush();
