@@ -280,8 +280,8 @@ export class Hold implements AsyncDisposable {
     this.loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
     this.abort();
     this.core.onError(this.loss);
-    // A renewal that got no answer may come late.
-    this.core.inBackground(this.underWay.then(() => this.core.insist(this.key, this.releasing(), this.leaseMs)));
+    // A renewal that got no answer may come late. What is not renewed ends by itself.
+    if (this.request.renew) this.core.inBackground(this.underWay.then(() => this.giveBack()));
   }
 
   /** Renews it now; a lease that is given here is kept up from now on. Rejects with `LockLost`. */
@@ -313,8 +313,7 @@ export class Hold implements AsyncDisposable {
   async release(): Promise<boolean> {
     if (this.look()) return false;
     this.end();
-    const restMs = this.request.atLeast - (now() - this.grantedAt);
-    const releasing = this.core.insist(this.key, restMs > 0 ? this.renewing(restMs) : this.releasing(), this.leaseMs);
+    const releasing = this.giveBack();
     try {
       const reply = Number(await within(releasing, RELEASE_WITHIN_MS));
       if (reply === 0) this.core.onError(new LockLost(`the lock ${shown(this.key)} was over before its work`));
@@ -324,6 +323,11 @@ export class Hold implements AsyncDisposable {
       this.core.report(error, `${shown(this.key)} is not given back yet`);
       return false;
     }
+  }
+
+  private giveBack(): Promise<unknown> {
+    const restMs = this.request.atLeast - (now() - this.grantedAt);
+    return this.core.insist(this.key, restMs > 0 ? this.renewing(restMs) : this.releasing(), this.leaseMs);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

@@ -60,8 +60,11 @@ test("renewals at once are carried out one after the other", async () => {
   await assert.rejects(hold.renew(NaN), RangeError);
   assert.ok(await hold.release());
   await assert.rejects(hold.renew(), LockLost);
-  await using kept = await locks.acquire("l", { lease: 100, renew: false });
+  const begun = performance.now();
+  await using kept = await locks.acquire("l", { lease: 2000, renew: false });
   await until(() => kept.signal.aborted);
+  await until(async () => (await server.lock("l")).holding === 0);
+  assert.ok(performance.now() - begun > 1990, "what is not renewed ends by itself");
 });
 
 test("the signal that using was given reaches the work, which keeps the lock until it ends", async () => {

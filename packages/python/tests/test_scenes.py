@@ -85,7 +85,7 @@ SCENES = {
 }  # fmt: skip
 
 
-def hold_of(lines, monkeypatch, wait):
+def hold_of(lines, monkeypatch, wait, **options):
     world, locks = Script(lines), Locks(redis.Redis())
     locks.world, world.locks, locks.is_checked = world, locks, True
     monkeypatch.setattr(locks, "watch", lambda hold: None)
@@ -94,7 +94,7 @@ def hold_of(lines, monkeypatch, wait):
     ear._channels[locks._channel] = world.event()
     monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
     monkeypatch.setattr(core, "now", lambda: world.time)
-    world.hold = core.BaseHold(locks.lock("k", lease=30), wait)
+    world.hold = core.BaseHold(locks.lock("k", lease=30, **options), wait)
     return world, world.hold
 
 
@@ -137,11 +137,13 @@ def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
 
 
 def test_a_lease_that_is_shortened_is_looked_at_anew(monkeypatch):
-    world, hold = hold_of([("LOCK.ACQUIRE", 7), ("LOCK.RENEW", NO_ANSWER)], monkeypatch, 0)
+    world, hold = hold_of([("LOCK.ACQUIRE", 7), ("LOCK.RENEW", NO_ANSWER)], monkeypatch, 0, renew=False)
     run(hold.take())
     with pytest.raises(ConnectionError):
         run(hold._renew(0.5))
     assert hold.due_at == hold._valid_until < world.time + 0.5
+    world.time = hold.due_at
+    assert hold.look(), "and nothing is sent then: what is not renewed ends by itself"
 
 
 def test_words_of_the_wire():

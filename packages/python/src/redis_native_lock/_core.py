@@ -41,6 +41,12 @@ class World:
         self.client, self.library = client, library_of(client)
         self.is_cluster = hasattr(client, "get_node_from_key")
 
+    def node(self, key: bytes) -> str:
+        """The server of a key, as far as the client knows."""
+        with contextlib.suppress(Exception):
+            return str(self.client.get_node_from_key(key).name)
+        return ""
+
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
     async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...  # Or raises ConnectionError.
     async def wait(self, event: Any, within: float) -> Any: ...
@@ -398,8 +404,9 @@ class BaseHold:
         log.warning("%s", self.loss())
         if self._on_loss is not None:
             self._on_loss()
-        # A renewal that got no answer may come late.
-        self._world.spawn(self._world.give_back(self._releasing(), now() + self._lease))
+        if self._lock.renew:
+            # A renewal that got no answer may come late. What is not renewed ends by itself.
+            self._world.spawn(self._give_back())
 
     def loss(self) -> LockLost:
         return LockLost(f"the lock {self.key!r} is lost: it was not renewed in time, or is not this holder's any more")
@@ -414,12 +421,15 @@ class BaseHold:
         if self.look():
             return False
         self._end()
-        rest = self._lock.at_least - (now() - self._granted_at)
-        args = self._renewing(rest) if rest > 0 else self._releasing()
-        had = await self._world.give_back(args, now() + self._lease)
+        had = await self._give_back()
         if had is False:
             log.warning("%r was over before its work", self.key)
         return had
+
+    async def _give_back(self) -> bool | None:
+        rest = self._lock.at_least - (now() - self._granted_at)
+        args = self._renewing(rest) if rest > 0 else self._releasing()
+        return await self._world.give_back(args, now() + self._lease)
 
 
 def _checked(lease: float) -> float:
@@ -570,7 +580,7 @@ class BaseLocks(Generic[L, H]):
         return b"%b{%b}" % (self._channel, tag_of(self.world.client.keyslot(key)))
 
     def ear(self, key: bytes) -> Ear:
-        node = str(self.world.client.get_node_from_key(key).name) if self.world.is_cluster else ""
+        node = self.world.node(key)
         return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
 
     def hear(self, message: bytes) -> None:
