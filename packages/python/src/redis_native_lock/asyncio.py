@@ -1,6 +1,7 @@
 """Locks for redis-py's and valkey-py's clients of asyncio: `Locks(client)`."""
 
 import asyncio
+import collections
 import contextlib
 import functools
 from collections.abc import Coroutine
@@ -10,7 +11,7 @@ from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
 
-AT_ONCE = 50  # So many commands, where each takes a connection: pools have an end, and more would fail there.
+AT_ONCE = 50  # So many commands to a server, as each takes a connection: pools have an end, and more would fail.
 
 
 class Tasks(World):
@@ -18,7 +19,8 @@ class Tasks(World):
 
     def __init__(self, client: Any):
         super().__init__(client)
-        self._initializing, self._turns = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
+        self._initializing = asyncio.Lock()
+        self._turns: dict[str, asyncio.Semaphore] = collections.defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def pool(self, key: bytes) -> Any:
@@ -29,13 +31,17 @@ class Tasks(World):
 
     async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         try:
-            async with asyncio.timeout(within), contextlib.nullcontext() if is_own else self._turns:
-                if is_own or not self.is_cluster:
+            async with asyncio.timeout(within):
+                if is_own:
                     return await super().command(args, within, is_own)
-                # At once by many it is not safe in redis-py 8.
-                async with self._initializing:
-                    await self.client.initialize()
-                return await self.client.execute_command(*args)
+                if self.is_cluster:
+                    # At once by many it is not safe in redis-py 8.
+                    async with self._initializing:
+                        await self.client.initialize()
+                async with self._turns[self.node(args[1])]:
+                    if self.is_cluster:
+                        return await self.client.execute_command(*args)
+                    return await super().command(args, within)
         except TimeoutError:
             raise ConnectionError("no answer in time") from None
         except AttributeError as error:
