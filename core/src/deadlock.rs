@@ -2,7 +2,8 @@
 //!
 //! An owner that waits for a lock waits for all who hold it. A new wait is a deadlock if
 //! one of those waits, directly or through others, for the owner of the new wait. The look
-//! is made once, when the wait begins, and follows a thousand waits at most.
+//! is made once, when the wait begins, and follows a thousand waits at most. It begins anew
+//! where a lock turns out to have changed, until it has come by ten thousand holders in all.
 //!
 //! Waiters in front in a queue add nothing: an owner stands for one thread of work, so
 //! each of them waits for this lock alone, and thus for the same holders.
@@ -34,6 +35,9 @@ pub(crate) struct WaitFor<'w> {
     /// Its position in the queue, if it waits already; else it would be the last.
     pub(crate) position: Option<WaiterId>,
 }
+
+/// The edges of a cycle, if there is one.
+pub(crate) type Cycle = Option<Vec<WaitEdge>>;
 
 /// Locks that were read just now, without what is over. Other locks may have changed.
 pub(crate) type Certain = BTreeMap<KeyBuf, Lock>;
@@ -87,9 +91,9 @@ impl<'g> Graph<'g> {
         })
     }
 
-    /// The cycle that this wait closes, if a look shows one. Its first edge is the wait
-    /// itself.
-    pub(crate) fn cycle_of(self, newcomer: WaitFor<'g>) -> Option<Vec<WaitEdge>> {
+    /// The cycle that this wait closes, if a look at so many holders shows one. Its first edge
+    /// is the wait itself.
+    pub(crate) fn cycle_of(self, newcomer: WaitFor<'g>, left: &mut usize) -> Cycle {
         let (mut waits, mut next) = (SmallVec::<[_; 1]>::from_buf([newcomer]), 0);
         // For each owner, the wait by which it was reached first.
         let mut reached_by: BTreeMap<&Owner, WaitFor<'_>> = BTreeMap::new();
@@ -105,6 +109,7 @@ impl<'g> Graph<'g> {
             };
             for holder in lock.holders() {
                 let blocker = &holder.owner;
+                *left = left.checked_sub(1)?;
                 if blocker == newcomer.owner {
                     return Some(way(&reached_by, wait, blocker));
                 }

@@ -27,7 +27,7 @@ impl Command for Acquire {
         name: c"lock.acquire",
         flags: c"write deny-oom blocking fast",
         summary: c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
-        complexity: c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders. A wait that others may wait for is looked at for deadlocks: O(W) where W is the number of waits that it leads to, at most 1,000.",
+        complexity: c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders. A wait that others may wait for is looked at for deadlocks: O(W) where W is the number of waits that it leads to, at most 1,000, and of the holders that they wait for, at most 10,000.",
         since: c"0.1.0",
         min_args: 3,
         key_change: Some(KeyChange::Update),

@@ -3,9 +3,8 @@
 
 use super::transition::Transition;
 use super::{Answer, LogLine};
-use crate::bounds::{ENDS_A_STEP, bound};
-use crate::cycle::WaitEdge;
-use crate::deadlock::{Certain, Graph, WaitFor};
+use crate::bounds::{ENDS_A_STEP, HOLDERS_LOOKED_AT, bound};
+use crate::deadlock::{Certain, Cycle, Graph, WaitFor};
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
@@ -146,8 +145,8 @@ impl Transition<'_> {
             limit: request.limit,
             position,
         };
-        let mut certain = Certain::new();
-        while let Some(cycle) = self.cycle(&certain, wait) {
+        let (mut certain, mut holders_left) = (Certain::new(), HOLDERS_LOOKED_AT);
+        while let Some(cycle) = self.cycle(&certain, wait, &mut holders_left) {
             let graph = self.graph(&certain);
             let keys = cycle.iter().map(|edge| &edge.key);
             let uncertain: Vec<KeyBuf> =
@@ -170,8 +169,8 @@ impl Transition<'_> {
         Ok(true)
     }
 
-    /// The cycle that a wait closes, if a look shows one.
-    fn cycle(&self, certain: &Certain, wait: WaitFor<'_>) -> Option<Vec<WaitEdge>> {
+    /// The cycle that a wait closes, if a look at so many holders shows one.
+    fn cycle(&self, certain: &Certain, wait: WaitFor<'_>, left: &mut usize) -> Cycle {
         if self.table.queues.is_empty() || !self.table.settings.deadlock_detection {
             return None;
         }
@@ -179,7 +178,7 @@ impl Transition<'_> {
         if Fault::DeadlockMissed.planted() {
             return None;
         }
-        self.graph(certain).cycle_of(wait)
+        self.graph(certain).cycle_of(wait, left)
     }
 
     fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
