@@ -453,10 +453,8 @@ mod ending_leases {
     fn the_next_end_is_that_of_the_first_lease_or_of_the_key() {
         let [a, b] = a_and_b();
         assert_eq!(held_by([b, a]).next_lease_end_ms(), Some(LATER));
-        assert_eq!(
-            held("a", 1, Some(7), Some(END)).next_lease_end_ms(),
-            Some(END)
-        );
+        let held_for_long = held("a", 1, Some(7), Some(END));
+        assert_eq!(held_for_long.next_lease_end_ms(), Some(END));
         assert_eq!(held("a", 1, Some(7), None).next_lease_end_ms(), None);
         assert_eq!(free(Some(7)).next_lease_end_ms(), None);
         let cut_short = Lock {

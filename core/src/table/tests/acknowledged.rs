@@ -116,10 +116,8 @@ fn a_grant_is_told_once_a_replica_has_acknowledged_it() {
     let offset = server.end_turn();
     assert_eq!(server.acknowledge(&[before]), []);
     assert_eq!(server.acknowledge(&[offset - 1]), []);
-    assert_eq!(
-        server.acknowledge(&[offset]),
-        [(id, Answer::Granted(token))]
-    );
+    let told = server.acknowledge(&[offset]);
+    assert_eq!(told, [(id, Answer::Granted(token))]);
     server.release(K, "a");
     server.check_nothing_is_left();
 }

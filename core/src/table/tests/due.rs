@@ -218,10 +218,8 @@ fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
         assert!(server.wake_at_ms().is_some_and(is_due));
     }
     assert!(wakes <= 10, "{wakes}");
-    assert_eq!(
-        server.lock(L).next_lease_end_ms(),
-        Some(server.ms() + LEASE_MS)
-    );
+    let end_ms = server.lock(L).next_lease_end_ms();
+    assert_eq!(end_ms, Some(server.ms() + LEASE_MS));
 }
 
 #[test]
