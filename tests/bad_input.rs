@@ -161,10 +161,8 @@ fn keys_and_owners_of_any_bytes() {
     for (i, key) in keys.into_iter().enumerate() {
         for (j, owner) in owners.into_iter().enumerate() {
             let reply = client.words(&[b"LOCK.ACQUIRE", key, owner]);
-            assert!(
-                matches!(reply, Value::Int(_)),
-                "key {i}, owner {j}: {reply:?}"
-            );
+            let is_granted = matches!(reply, Value::Int(_));
+            assert!(is_granted, "key {i}, owner {j}: {reply:?}");
             assert_eq!(client.words(&[b"HGET", key, owner]), text("1"));
             assert_eq!(client.words(&[b"LOCK.ACQUIRE", key, b"other"]), Nil);
             assert_eq!(client.words(&[b"LOCK.RENEW", key, owner]), Int(1));

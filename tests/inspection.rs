@@ -106,6 +106,16 @@ fn contended_locks_are_listed_longest_wait_first() {
 }
 
 #[test]
+fn a_list_ends_after_ten_thousand_holders() {
+    let crowds = b"for l = 1, 110 do \
+        for h = 1, 100 do redis.call('LOCK.ACQUIRE', l, h, 'SHARED') end \
+        redis.call('LOCK.ACQUIRE', l, 'w', 'QUEUE', 60000, 'channel') end";
+    let mut play = Play::start();
+    play.client("o").words(&[b"EVAL", crowds, b"0"]);
+    play.run("o > LOCK.LIST -> {99.waiting 1 100 nothing}");
+}
+
+#[test]
 fn a_replica_shows_what_the_data_shows() {
     Play::held().with_replica().run(
         "in step

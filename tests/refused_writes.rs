@@ -206,10 +206,8 @@ fn check_hidden(command: &str, waits: bool) {
             h < QUEUED"
         ));
         let replies = format!("{:?}", play.client("h").reply());
-        assert!(
-            replies.contains("READONLY"),
-            "{command} after {hides}: {replies}"
-        );
+        let is_refused = replies.contains("READONLY");
+        assert!(is_refused, "{command} after {hides}: {replies}");
         if waits && hides.starts_with("CLIENT") {
             play.run("w < W");
         }

@@ -25,7 +25,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
 }
 
 /// Shows at most `count` of the database's locks that somebody waits for and that the
-/// user may read, longest wait first, each with who holds it.
+/// user may read, longest wait first, each with who holds it. It ends after 10,000 holders.
 pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<Owner>)> {
     let (now, db) = (clock::now(), keyspace::selected_db(ctx));
     let user = User::running(ctx);
@@ -35,7 +35,9 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
         locks.take(count).collect()
     });
     let any_slot = keyspace::any_slot_is_readable(ctx);
-    let with_holders = locks.into_iter().map(|lock| {
+    let mut holders_left = 10_000_usize;
+    let with_holders = locks.into_iter().map_while(|lock| {
+        (holders_left > 0).then_some(())?;
         let key = lock.key.as_ref();
         let stored = any_slot.then(|| {
             keyspace::with_named(ctx, key.name, |key| {
@@ -48,7 +50,8 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
             table.end_gone_on(key, &lock);
             table.holders(key, lock, now)
         });
-        (lock, holders)
+        holders_left = holders_left.saturating_sub(holders.len());
+        Some((lock, holders))
     });
     with_holders.collect()
 }

@@ -59,10 +59,8 @@ fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> (Span, 
     let mut judged: Vec<_> = rounds.into_iter().flatten().collect();
     judged.sort();
     let median = judged.get(judged.len() / 2);
-    assert!(
-        median.is_none_or(|&median| median <= limit),
-        "{what}: {judged:?}"
-    );
+    let is_fast = median.is_none_or(|&median| median <= limit);
+    assert!(is_fast, "{what}: {judged:?}");
 }
 
 /// From when to when something took place.
