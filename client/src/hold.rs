@@ -163,10 +163,8 @@ impl Hold {
             // The job may have been given the same hold again meanwhile.
             if job.is_none_or(|job| !job.has(&request.key, token)) {
                 let release = command::release(&request.key, &request.owner, Some(token), None);
-                let until = Moment::now() + request.lease;
-                let _ = shared
-                    .release(&request.road, &request.key, &release, until)
-                    .await;
+                let (road, until) = (&request.road, Moment::now() + request.lease);
+                let _ = shared.release(road, &request.key, &release, until).await;
             }
         });
     }
@@ -187,9 +185,14 @@ impl Hold {
     }
 
     /// Another guard of the same job, whose acquire was sent then.
-    pub(crate) fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
-        self.extend(sent_at, lease)?;
+    pub(crate) async fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
+        // A renewal that was begun before may come after it, with the first lease.
+        self.extend(sent_at, lease.min(self.request.lease))?;
         self.state().guards += 1;
+        if lease > self.request.lease {
+            // It is not relied upon before a renewal with it is answered.
+            let _ = self.renew().await;
+        }
         Ok(())
     }
 
@@ -221,11 +224,8 @@ impl Hold {
         self.left().map_err(Error::Lost)?;
         let (request, lease) = (&self.request, self.state().lease);
         let renew = command::renew(&request.key, &request.owner, lease, self.token);
-        let asked = request
-            .road
-            .ask(&self.shared, &request.key, &renew, None)
-            .await;
-        let answer = match asked {
+        let (road, key) = (&request.road, &request.key);
+        let answer = match road.ask(&self.shared, key, &renew, None).await {
             Err(Error::Lost(why)) => {
                 self.end(why);
                 return Err(Error::Lost(why));
@@ -301,14 +301,16 @@ impl Hold {
     }
 
     async fn release(&self, nth: Option<u64>, tell: oneshot::Sender<Result<(), Error>>) {
-        let (shared, request) = (&self.shared, &self.request);
-        let release = command::release(&request.key, &request.owner, Some(self.token), nth);
+        let (shared, road, key) = (&self.shared, &self.request.road, &self.request.key);
+        let release = command::release(key, &self.request.owner, Some(self.token), nth);
         let until = Moment::now() + self.state().lease;
-        let told = match request.road.ask(shared, &request.key, &release, None).await {
+        let told = match road.ask(shared, key, &release, None).await {
             // An earlier try of this release may have ended it.
             Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
                 Err(Error::Lost(Lost::Refused))
             }
+            // Its session has ended meanwhile, and so the hold, if not by this.
+            Err(Error::Lost(_)) => Err(Error::closed()),
             told => told.map(|_| ()),
         };
         let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
@@ -317,9 +319,7 @@ impl Hold {
             shared.report(&error);
         }
         if goes_on {
-            let _ = shared
-                .release(&request.road, &request.key, &release, until)
-                .await;
+            let _ = shared.release(road, key, &release, until).await;
         }
     }
 }

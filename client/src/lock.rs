@@ -277,9 +277,8 @@ impl Lock {
         };
         match taken {
             Ok(Some(grant)) if grant.token == hold.token => {
-                hold.re_enter(grant.since, self.lease)
-                    .map_err(Error::Lost)?;
-                Ok(Some(hold))
+                let entered = hold.re_enter(grant.since, self.lease).await;
+                entered.map(|()| Some(hold)).map_err(Error::Lost)
             }
             // The server has ended the hold without a word, and somebody may have had it.
             Ok(_) | Err(Error::HoldCount(_)) => {

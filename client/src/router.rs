@@ -101,8 +101,8 @@ impl Router {
         command: &Cmd,
         channel: Option<&[u8]>,
     ) -> Result<Answer, Error> {
-        let (give_up_at, mut backoff) =
-            (Instant::now() + self.timeouts.response, Backoff::default());
+        let within = self.timeouts.response;
+        let (give_up_at, mut backoff) = (Instant::now() + within, Backoff::default());
         let (mut redirections, mut ahead, mut is_resent) = (0, None::<Address>, false);
         loop {
             let link = match &ahead {
@@ -117,11 +117,7 @@ impl Router {
                     self.listen_by(&link, channel).await.map_err(unsent)?;
                 }
                 match &ahead {
-                    Some(_) => {
-                        link.commands
-                            .ask_ahead(command, self.timeouts.response)
-                            .await
-                    }
+                    Some(_) => link.commands.ask_ahead(command, within).await,
                     None => link.ask(command).await,
                 }
             };
@@ -145,6 +141,12 @@ impl Router {
                     let is_ahead = error.code() == "ASK" && channel.is_none();
                     ahead = redirected(&error, led_to).filter(|_| is_ahead);
                     ahead.is_some() || self.learn(key, &error, led_to)
+                }
+                // The node may have left the cluster. Others are asked who has the slot.
+                "CLUSTERDOWN" => {
+                    let map = &mut *locked(&self.map);
+                    map.iter_mut().for_each(|map| map.set(slot_of(key), None));
+                    false
                 }
                 "READONLY" | "MASTERDOWN" => {
                     self.retire(&link);
@@ -229,7 +231,7 @@ impl Router {
             return false;
         };
         if let Some(map) = &mut *locked(&self.map) {
-            map.set(slot_of(key), address);
+            map.set(slot_of(key), Some(address));
         }
         true
     }

@@ -53,9 +53,9 @@ impl Map {
         self.0.get(usize::from(slot_of(key)))?.clone()
     }
 
-    pub(crate) fn set(&mut self, slot: u16, address: Address) {
+    pub(crate) fn set(&mut self, slot: u16, address: Option<Address>) {
         if let Some(known) = self.0.get_mut(usize::from(slot)) {
-            *known = Some(address);
+            *known = address;
         }
     }
 
@@ -76,10 +76,12 @@ impl Map {
                 && let (Some(from), Some(to), Some(primary)) =
                     (number(from), number(to), node(primary, host))
             {
-                (from..=to).for_each(|slot| map.set(slot, primary.clone()));
+                (from..=to).for_each(|slot| map.set(slot, Some(primary.clone())));
             }
         }
-        Ok(map)
+        let knows_some = !map.primaries().is_empty();
+        let alone = || Error::from_line("CLUSTERDOWN it has left the cluster");
+        knows_some.then_some(map).ok_or_else(alone)
     }
 }
 
@@ -160,5 +162,6 @@ mod tests {
         assert_eq!(map.of(b"foo"), Some(("here".into(), 2)), "it names no host");
         assert_eq!(map.of(b"123456789"), None, "it has no host");
         assert_eq!(map.primaries().len(), 2);
+        assert!(Map::read(Value::Array(vec![]), "left").is_err());
     }
 }

@@ -95,6 +95,23 @@ async fn a_node_that_stands_still_is_left_for_its_successor() {
     cluster.nodes[2].go_on().unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_has_left_the_cluster_is_left_for_its_successor() {
+    let (cluster, client) = start().await;
+    take(&client, &key_of(2)).await.release().await.unwrap();
+    let [mut a, mut b, mut leaves] = [0, 1, 2].map(|node| cluster.nodes[node].client());
+    assert_eq!(leaves.call("CLUSTER RESET SOFT"), Okay);
+    for stays in [&mut a, &mut b] {
+        assert_eq!(
+            stays.call(&format!("CLUSTER FORGET {}", cluster.ids[2])),
+            Okay
+        );
+    }
+    assert_eq!(a.call("CLUSTER ADDSLOTSRANGE 10923 16383"), Okay);
+    let taken = soon("the lock at another node", client.lock(key_of(2)).acquire());
+    taken.await.unwrap().release().await.unwrap();
+}
+
 /// A node alone, which nobody has told its address, and one that tells none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_without_an_address_are_where_the_client_was_led() {

@@ -2,14 +2,15 @@
 
 mod support;
 
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
 use redis_lock_testing::{Fate, Judge, Proxy, Server};
 
 use support::{
-    IMPATIENT, assert_nothing_left, bound_client, connect, connect_through, eventually, free,
-    granted, queue, soon, start, subscribers, take, url_as, waiters,
+    IMPATIENT, assert_nothing_left, behind_a_proxy, bound_client, connect, connect_through,
+    eventually, free, granted, queue, soon, start, subscribers, take, url_as, waiters,
 };
 
 /// The server does it in 5 ms.
@@ -172,6 +173,21 @@ async fn it_ends_where_a_lock_of_it_can_not_be_given_back_within_its_lease() {
     assert_eq!(guard.release().await.unwrap_err().code(), "NOPERM");
     soon("its end", session.lost()).await;
     free(&server, "lock").await;
+}
+
+#[tokio::test]
+async fn work_that_was_done_in_time_keeps_its_result_where_the_session_ends_in_its_release() {
+    let server = Server::start();
+    let (proxy, client) = behind_a_proxy(&server).await;
+    let session = client.session().await.unwrap();
+    let lock = session.lock("lock");
+    let work = lock.run(async |_| proxy.set(Fate::RepliesSwallowed(100)));
+    let cut = async {
+        eventually("the reply is lost", || proxy.affected() > 0).await;
+        proxy.hang_up(Shutdown::Both);
+    };
+    let (done, ()) = soon("its end", async { tokio::join!(work, cut) }).await;
+    done.unwrap();
 }
 
 #[tokio::test]
