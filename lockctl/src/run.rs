@@ -13,6 +13,7 @@ mod stderr;
 mod terminal;
 
 use std::ffi::{OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::pin::pin;
@@ -343,11 +344,8 @@ async fn give_back(guard: LockGuard, exit: Exit, keep: Option<Duration>, report:
     let given_back = async {
         match keep {
             None => guard.release().await,
-            Some(_) => {
-                let renewed = guard.renew().await;
-                guard.forget();
-                renewed
-            }
+            // Where no answer comes in time, it must not be dropped: that would give it back.
+            Some(_) => ManuallyDrop::new(guard).renew().await,
         }
     };
     match (timeout(SETTLED_WITHIN, given_back).await, keep) {

@@ -68,7 +68,7 @@ pub async fn tail(server: &Server, json: bool, options: &TailOptions) -> Result<
                     listening.servers.remove(&server);
                 }
             },
-            _ = ticks.tick() => listening.look(server, json, options.notify).await,
+            _ = ticks.tick() => listening.look(server, json, options.notify).await?,
         }
     }
     Ok(Exit::SUCCESS)
@@ -89,13 +89,19 @@ impl Listening {
     }
 
     /// Listens to the servers that have come.
-    async fn look(&mut self, server: &Server, json: bool, notify: bool) {
+    async fn look(&mut self, server: &Server, json: bool, notify: bool) -> Result<(), Failure> {
         for client in server.servers.primaries(WITHIN).await.unwrap_or_default() {
             let server = address(&client);
-            if !self.servers.contains(&server) && self.add(&client, notify).await.is_ok() {
-                tell("server_back", &server, None, json);
+            if self.servers.contains(&server) {
+                continue;
+            }
+            match self.add(&client, notify).await {
+                Ok(()) => tell("server_back", &server, None, json),
+                Err(failure @ Failure::NoEvents { .. }) => return Err(failure),
+                Err(_) => {}
             }
         }
+        Ok(())
     }
 }
 
