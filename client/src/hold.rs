@@ -27,6 +27,8 @@ pub(crate) struct Hold {
     pub(crate) token: u64,
     job: Option<Arc<JobState>>,
     state: Mutex<State>,
+    /// One renewal at a time: none comes after a later one with a longer lease.
+    renewing: tokio::sync::Mutex<()>,
     /// Why it is over, once it is.
     lost: watch::Sender<Option<Lost>>,
     _entry: Option<Entry>,
@@ -78,6 +80,7 @@ impl Hold {
                 guards: 1,
                 link: shared.router.known_link(&request.key),
             }),
+            renewing: tokio::sync::Mutex::default(),
             lost: watch::Sender::new(None),
             _entry: grant.entry,
             request,
@@ -186,11 +189,10 @@ impl Hold {
 
     /// Another guard of the same job, whose acquire was sent then.
     pub(crate) async fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
-        // A renewal that was begun before may come after it, with the first lease.
+        // A renewal begun before may come after it with the first lease: a later one counts.
         self.extend(sent_at, lease.min(self.request.lease))?;
         self.state().guards += 1;
         if lease > self.request.lease {
-            // It is not relied upon before a renewal with it is answered.
             let _ = self.renew().await;
         }
         Ok(())
@@ -220,6 +222,7 @@ impl Hold {
     }
 
     async fn renew_once(&self) -> Result<(Moment, Duration), Error> {
+        let _turn = self.renewing.lock().await;
         self.shared.check_process()?;
         self.left().map_err(Error::Lost)?;
         let (request, lease) = (&self.request, self.state().lease);
