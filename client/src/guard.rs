@@ -59,7 +59,7 @@ impl LockGuard {
     }
 
     /// Completes when the hold is over, and says why. It does so before the server could
-    /// give the lock to another, unless somebody took it away there.
+    /// give the lock to another, unless somebody took it away there or blocks the client's runtime.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
         self.hold.lost()
     }
