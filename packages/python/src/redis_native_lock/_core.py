@@ -41,10 +41,10 @@ class World:
         self.client, self.library = client, library_of(client)
         self.is_cluster = hasattr(client, "get_node_from_key")
 
-    def node(self, key: bytes) -> str:
-        """The server of a key, as far as the client knows."""
-        with contextlib.suppress(Exception):
-            return str(self.client.get_node_from_key(key).name)
+    def node(self, key: bytes) -> str:  # The server of a key, as far as the client knows.
+        if self.is_cluster:
+            with contextlib.suppress(Exception):
+                return str(self.client.get_node_from_key(key).name)
         return ""
 
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
