@@ -180,21 +180,20 @@ impl Hold {
         Ok(())
     }
 
-    /// Has renewals ask for at least this lease from now on. It comes before an acquire with
-    /// this lease is sent: a renewal after that, with a shorter one, would cut its lease off.
-    pub(crate) fn ask_for(&self, lease: Duration) {
+    /// Has renewals ask for at least this lease from now on, and returns if it is longer. It
+    /// comes before an acquire with it is sent: a shorter renewal after that would cut it off.
+    pub(crate) fn ask_for(&self, lease: Duration) -> bool {
         let mut state = self.state();
+        let is_longer = lease > state.lease;
         state.lease = state.lease.max(lease);
+        is_longer
     }
 
     /// Another guard of the same job, whose acquire was sent then.
-    pub(crate) async fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
+    pub(crate) fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
         // A renewal begun before may come after it with the first lease: a later one counts.
         self.extend(sent_at, lease.min(self.request.lease))?;
         self.state().guards += 1;
-        if lease > self.request.lease {
-            let _ = self.renew().await;
-        }
         Ok(())
     }
 

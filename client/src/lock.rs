@@ -256,9 +256,7 @@ impl Lock {
         let (held, is_first) = job.look_up(&self.key);
         let nth = held.as_ref().map_or(1, |hold| hold.guards() + 1);
         let request = self.request(job.owner.clone(), nth, is_first)?;
-        if let Some(hold) = &held {
-            hold.ask_for(self.lease);
-        }
+        let is_longer = held.as_ref().is_some_and(|hold| hold.ask_for(self.lease));
         let mut attempt = Attempt::new(&self.shared, request, Some(turn));
         let mut taken = attempt.take(wait).await;
         // In a grace period nothing is granted, and the hold stands all the same.
@@ -277,7 +275,10 @@ impl Lock {
         };
         match taken {
             Ok(Some(grant)) if grant.token == hold.token => {
-                let entered = hold.re_enter(grant.since, self.lease).await;
+                let entered = hold.re_enter(grant.since, self.lease);
+                if is_longer && entered.is_ok() {
+                    let _ = hold.renew().await;
+                }
                 entered.map(|()| Some(hold)).map_err(Error::Lost)
             }
             // The server has ended the hold without a word, and somebody may have had it.

@@ -79,8 +79,8 @@ impl Map {
                 (from..=to).for_each(|slot| map.set(slot, Some(primary.clone())));
             }
         }
-        let knows_some = !map.primaries().is_empty();
         let alone = || Error::from_line("CLUSTERDOWN it has left the cluster");
+        let knows_some = map.0.iter().any(Option::is_some);
         knows_some.then_some(map).ok_or_else(alone)
     }
 }
