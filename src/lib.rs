@@ -100,10 +100,10 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 /// The server itself refuses while clients wait or a timer runs.
 fn deinit(ctx: &Context) -> Status {
     let pinned = || {
-        let user = acl::user_that_pins_commands(ctx, "lock.")?;
+        let who = acl::who_pins_commands(ctx, "lock.")?;
         Some(format!(
-            "the rights of user '{user}' name a command of it, and without that this server \
-             would crash; allow +@lock instead, or delete the user"
+            "without it this server could crash, as '{who}' refers to a command of it: allow \
+             that user +@lock instead, or let that client run another command"
         ))
     };
     let in_use = manager::why_in_use().map(str::to_owned);

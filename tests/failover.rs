@@ -323,6 +323,7 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
         h > LOCK.RELEASE k p -> null
         ears heard p 0 0
         h > LOCK.RELEASE k h -> 1
+        each w ears: # > PING -> _
         until h > MODULE UNLOAD lock -> OK
         h > LOCK.ACQUIRE k h -> !ERR unknown command
         h > {load} -> OK
@@ -332,6 +333,18 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
         w < token"
     ));
     play.run("sound");
+}
+
+/// The server would read a command that is gone: in `CLIENT LIST`, at the client's next command
+/// (Redis 8.0 and later), or in its `EXEC`.
+#[test]
+fn the_module_is_unloaded_only_when_no_client_has_run_its_command_last_or_is_in_a_transaction() {
+    Play::start().run(
+        "w > LOCK.INFO k -> _ \n o > MODULE UNLOAD lock -> !ERR \n w > PING -> _
+        h > MULTI -> OK \n o > MODULE UNLOAD lock -> !ERR \n h closes
+        o > MODULE UNLOAD lock -> OK
+        w > LOCK.INFO k -> !ERR unknown command \n o > CLIENT LIST -> _",
+    );
 }
 
 #[test]

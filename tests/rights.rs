@@ -131,19 +131,10 @@ fn the_module_is_unloaded_only_where_no_rule_names_its_commands() {
     if play.version() < (7, 2) {
         return;
     }
-    let worker = "o > ACL SETUSER worker reset on >secret ~locks:* +ping";
-    for named in [
-        "+lock.acquire",
-        "+@lock -lock.break",
-        "\"(~other +lock.info)\"",
-    ] {
-        play.run(&format!(
-            "{worker} {named} -> OK \n o > MODULE UNLOAD lock -> !ERR"
-        ));
-    }
-    play.run(&format!(
-        "{worker} +@lock -> OK
+    play.run(
+        "each +lock.acquire -lock.break (+lock.info): o > ACL SETUSER worker reset # -> OK ; o > MODULE UNLOAD lock -> !ERR
+        o > ACL SETUSER worker reset +@lock -> OK
         o > MODULE UNLOAD lock -> OK
-        sound"
-    ));
+        sound",
+    );
 }

@@ -172,10 +172,9 @@ fn a_module_that_is_loaded_again_has_its_defaults() {
     for (name, _, other) in defaults {
         play.run(&format!("o > CONFIG SET lock.{name} {other} -> OK"));
     }
-    let module = module();
     play.run(&format!(
         "o > MODULE UNLOAD lock -> OK \n o > MODULE LOAD {} -> OK",
-        module.display()
+        module().display()
     ));
     for (name, default, _) in defaults {
         play.run(&format!(

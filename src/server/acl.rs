@@ -120,25 +120,34 @@ fn has_user(ctx: &Context) -> bool {
     }
 }
 
-/// A user whose rules name a command of this module, if such rules would crash the server
-/// at an unload: from Redis 7.2 on it then reads the rules of all users anew, and ends by
-/// an assertion at a command that it knows no more.
-pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
-    if registration::server_version() < (7, 2) {
-        return None;
-    }
-    let RedisValue::Array(users) = ctx.call("ACL", &["LIST"]).ok()? else {
-        return None;
+/// A user or client that refers to a command of this module, so that the server would crash
+/// without it: from Redis 7.2 on it reads the rules of all users anew at an unload, and ends
+/// at a command that it knows no more; a client's last command is read when clients are listed,
+/// and from Redis 8.0 on at its next command; and a transaction runs what it has queued.
+pub(crate) fn who_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
+    let lists = match registration::server_version() {
+        (7, 0 | 1) => &["CLIENT"][..],
+        _ => &["CLIENT", "ACL"],
     };
-    users.into_iter().find_map(|user| {
-        let RedisValue::SimpleString(rules) = user else {
-            return None;
+    let names_one = |word: &str| {
+        let command = ["+", "-", "cmd="]
+            .iter()
+            .find_map(|it| word.strip_prefix(it));
+        command.is_some_and(|command| command.starts_with(prefix))
+            || word.starts_with("multi=") && word != "multi=-1"
+    };
+    lists.iter().find_map(|list| {
+        let entries = match ctx.call(list, &["LIST"]).ok()? {
+            RedisValue::Array(entries) => entries,
+            entries => vec![entries],
         };
-        let names_one = |rule: &str| {
-            let command = rule.strip_prefix(['+', '-']);
-            command.is_some_and(|command| command.starts_with(prefix))
-        };
-        let is_pinned = rules.split([' ', '(', ')']).any(names_one);
-        is_pinned.then(|| rules.split(' ').nth(1).unwrap_or_default().to_owned())
+        entries.into_iter().find_map(|entry| {
+            let RedisValue::SimpleString(lines) = entry else {
+                return None;
+            };
+            let is_pinned = |line: &&str| line.split([' ', '(', ')']).any(names_one);
+            let who = lines.lines().find(is_pinned)?;
+            Some(who.split(' ').take(2).collect::<Vec<_>>().join(" "))
+        })
     })
 }
