@@ -12,8 +12,7 @@ mod alone;
 use redis_lock_client::redis::{ClientTlsConfig, TlsCertificates};
 use redis_lock_client::{ClientBuilder, Error, LockClient, Servers};
 use redis_lock_testing::{
-    Authority, Certificate, Cluster, SOON, Server, Setup, TlsProxy, binary, eventually, sentinel,
-    tag,
+    Authority, Certificate, Cluster, SOON, Server, Setup, binary, eventually, sentinel, tag,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
@@ -48,9 +47,8 @@ fn a_server_is_talked_to_by_a_certificate_that_is_trusted_and_no_other() {
         (authority.certificate("elsewhere.example"), refused),
         (authority.certificate_until(HERE, 2002), refused),
     ] {
-        let plain = Server::start();
-        let server = TlsProxy::to(plain.addr(), &certificate, None);
-        let url = format!("rediss://{}", server.addr());
+        let server = Setup::tested().tls(&certificate, None).start().unwrap();
+        let url = format!("rediss://{}", server.tls_addr());
         run_trusting(&authority, &url, test);
     }
 }
@@ -59,25 +57,21 @@ fn a_server_is_talked_to_by_a_certificate_that_is_trusted_and_no_other() {
 fn a_cluster_is_talked_to_by_its_certificates() {
     let authority = Authority::new();
     let certificate = authority.certificate(HERE);
-    let cluster = Cluster::start();
-    let ways = cluster.nodes.iter();
-    let ways = ways.map(|node| TlsProxy::to(node.addr(), &certificate, None));
-    let ways: Vec<_> = ways.collect();
-    // From now on each says that it is where its way begins.
-    for (node, way) in (0..).zip(&ways) {
-        let port = way.addr().port();
-        let mut client = cluster.nodes[node].client();
-        client.call(&format!("CONFIG SET cluster-announce-port {port}"));
+    let cluster = Cluster::of(&Setup::tested().tls(&certificate, None));
+    let ports = cluster.nodes.iter().map(|node| node.tls_addr().port());
+    // From now on each says that it is where it speaks TLS.
+    for (node, port) in cluster.nodes.iter().zip(ports.clone()) {
+        let announce = format!("CONFIG SET cluster-announce-port {port}");
+        node.client().call(&announce);
     }
-    let ports = ways.iter().map(|way| format!(":{}@", way.addr().port()));
-    let ports: Vec<_> = ports.collect();
+    let ports: Vec<_> = ports.map(|port| format!(":{port}@")).collect();
     eventually("all nodes know that of each other", || {
         cluster.nodes.iter().all(|node| {
             let nodes = node.client().bulk("CLUSTER NODES");
             ports.iter().all(|port| nodes.contains(port))
         })
     });
-    let url = format!("rediss-cluster://{}", ways[0].addr());
+    let url = format!("rediss-cluster://{}", cluster.nodes[0].tls_addr());
     run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
     run_trusting(&Authority::new(), &url, "the_certificate_is_refused");
 }
@@ -86,16 +80,18 @@ fn a_cluster_is_talked_to_by_its_certificates() {
 fn sentinels_and_their_primary_are_talked_to_by_certificates() {
     let authority = Authority::new();
     let certificate = authority.certificate(HERE);
-    let primary = Server::start();
-    let _replicas = [(); 2].map(|()| primary.replica(true));
-    // The sentinels themselves speak plainly to it.
-    let way = TlsProxy::mixed(primary.addr(), &certificate);
-    let setups = [(); 3].map(|()| Setup::of(binary()));
-    let sentinels = sentinel::watch(setups, way.addr(), primary.addr().ip());
-    let ways = sentinels.each_ref();
-    let ways = ways.map(|sentinel| TlsProxy::to(sentinel.addr(), &certificate, None));
-    let sentinels = ways.each_ref().map(|way| way.addr().to_string());
-    let url = format!("rediss-sentinel://{}/locks", sentinels.join(","));
+    // The servers speak it to each other, too.
+    let trusted = authority.pem.path().to_str().unwrap();
+    let trusting = ["--tls-replication", "yes", "--tls-ca-cert-file", trusted];
+    let tls = |setup: Setup| setup.options(&trusting).tls(&certificate, None);
+    let primary = tls(Setup::tested()).start().unwrap();
+    let of_it = Setup::tested().replica_of(primary.tls_addr());
+    let _replicas = [(); 2].map(|()| tls(of_it.clone()).start().unwrap());
+    let setups = [(); 3].map(|()| tls(Setup::of(binary())));
+    let sentinels = sentinel::watch(setups, primary.tls_addr(), primary.addr().ip());
+    let sentinels = sentinels.each_ref();
+    let addrs = sentinels.map(|sentinel| sentinel.tls_addr().to_string());
+    let url = format!("rediss-sentinel://{}/locks", addrs.join(","));
     run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
     run_trusting(&Authority::new(), &url, "the_certificate_is_refused");
 }
@@ -152,7 +148,7 @@ async fn a_server_that_ends_a_handshake_may_do_better_later() {
 
 /// A lock by a client that trusts this authority, and shows this certificate.
 async fn lock(
-    server: &TlsProxy,
+    server: &Server,
     authority: &Authority,
     shown: Option<Certificate>,
 ) -> Result<(), Error> {
@@ -164,7 +160,7 @@ async fn lock(
         client_tls,
         root_cert: Some(std::fs::read(authority.pem.path()).unwrap()),
     };
-    let url = format!("rediss://{}", server.addr());
+    let url = format!("rediss://{}", server.tls_addr());
     let servers = Servers::with_certificates(&url, certificates)?;
     let client = patient().connect(servers).await?;
     client.lock("lock").acquire().await?.release().await
@@ -173,12 +169,12 @@ async fn lock(
 #[tokio::test]
 async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let plain = Server::start();
-    let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
+    let certificate = authority.certificate(HERE);
+    let server = Setup::tested().tls(&certificate, None).start().unwrap();
     lock(&server, &authority, None).await.unwrap();
     assert_distrust(&lock(&server, &stranger, None).await.unwrap_err());
     // None of the system's has signed it.
-    let url = format!("rediss://{}", server.addr());
+    let url = format!("rediss://{}", server.tls_addr());
     assert_distrust(&patient().connect(url).await.unwrap_err());
 }
 
@@ -186,8 +182,8 @@ async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
 async fn a_client_shows_its_certificate_where_one_is_asked_for() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let plain = Server::start();
-    let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
+    let setup = Setup::tested().tls(&certificate, Some(&clients));
+    let server = setup.start().unwrap();
     let own = clients.certificate("client");
     lock(&server, &authority, Some(own)).await.unwrap();
     let of_another = authority.certificate("client");

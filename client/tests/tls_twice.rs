@@ -4,19 +4,18 @@
 
 use redis_lock_client::redis::TlsCertificates;
 use redis_lock_client::{LockClient, Servers};
-use redis_lock_testing::{Authority, SOON, Server, TlsProxy};
+use redis_lock_testing::{Authority, SOON, Setup};
 
 #[tokio::test]
 async fn whom_to_trust_can_be_said() {
     let authority = Authority::new();
-    let plain = Server::start();
     let certificate = authority.certificate("127.0.0.1");
-    let server = TlsProxy::to(plain.addr(), &certificate, None);
+    let server = Setup::tested().tls(&certificate, None).start().unwrap();
     let certificates = TlsCertificates {
         client_tls: None,
         root_cert: Some(std::fs::read(authority.pem.path()).unwrap()),
     };
-    let url = format!("rediss://{}", server.addr());
+    let url = format!("rediss://{}", server.tls_addr());
     let servers = Servers::with_certificates(&url, certificates).unwrap();
     let builder = LockClient::builder().connect_timeout(SOON);
     let client = builder.response_timeout(SOON).connect(servers).await;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use redis_lock_testing::scene::{BEGIN_MOVE, END_MOVE, MIGRATE_KEY};
 use redis_lock_testing::{
-    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, TlsProxy,
+    Authority, Clock, Connection, Error, Fate, Play, Proxy, Result, Sentinels, Server, Setup,
     sentinel,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -16,7 +16,7 @@ use crate::scenario::{Kind, Node, Scenario};
 
 enum Servers {
     Single(Vec<Server>),
-    Tls(Box<Server>, TlsProxy, Box<Authority>),
+    Tls(Box<Server>, Box<Authority>),
     Sentinel(Box<Sentinels>),
     Cluster(Box<Play>),
 }
@@ -50,9 +50,9 @@ impl Bed {
             }
             Kind::Tls => {
                 let authority = Authority::new();
-                let (server, certificate) = (Server::start(), authority.certificate("127.0.0.1"));
-                let way = TlsProxy::to(server.addr(), &certificate, None);
-                Servers::Tls(Box::new(server), way, Box::new(authority))
+                let certificate = authority.certificate("127.0.0.1");
+                let server = Setup::tested().tls(&certificate, None).start()?;
+                Servers::Tls(Box::new(server), Box::new(authority))
             }
             Kind::Sentinel => Servers::Sentinel(Box::new(Sentinels::start())),
             Kind::Cluster => Servers::Cluster(Box::new(Play::moving())),
@@ -80,8 +80,8 @@ impl Bed {
                     .map_or_else(|| servers[0].addr(), Proxy::addr);
                 json!({ "kind": "one", "urls": [url(addr)] })
             }
-            Servers::Tls(_, way, authority) => json!({
-                "kind": "one", "urls": [format!("rediss://{}", way.addr())],
+            Servers::Tls(server, authority) => json!({
+                "kind": "one", "urls": [format!("rediss://{}", server.tls_addr())],
                 "ca_file": authority.pem.path(),
             }),
             Servers::Sentinel(sentinels) => json!({

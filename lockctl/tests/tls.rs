@@ -8,16 +8,16 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
-use redis_lock_testing::{Authority, Server, TlsProxy};
+use redis_lock_testing::{Authority, Server, Setup};
 
 use support::{complained, output, said};
 
 const HERE: &str = "127.0.0.1";
 
 /// `lockctl` for this server, with these options.
-fn lockctl(server: &TlsProxy, options: &[&OsStr], arguments: &[&str]) -> Output {
+fn lockctl(server: &Server, options: &[&OsStr], arguments: &[&str]) -> Output {
     let mut command = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
-    let url = format!("rediss://{}", server.addr());
+    let url = format!("rediss://{}", server.tls_addr());
     command.args(["--json", "--url", &url]).args(options);
     output(command.args(arguments))
 }
@@ -27,7 +27,7 @@ fn trusting(authority: &Path) -> [&OsStr; 2] {
 }
 
 #[track_caller]
-fn assert_trusted(server: &TlsProxy, options: &[&OsStr]) {
+fn assert_trusted(server: &Server, options: &[&OsStr]) {
     let ran = lockctl(server, options, &["run", "lock", "echo", "x"]);
     assert!(ran.status.success(), "{ran:?}");
     assert_eq!(said(&ran), "x\n");
@@ -39,7 +39,7 @@ fn assert_trusted(server: &TlsProxy, options: &[&OsStr]) {
 
 /// All refuse it at once, and what waits without end does so, too.
 #[track_caller]
-fn assert_refused(server: &TlsProxy, options: &[&OsStr], why: &str) {
+fn assert_refused(server: &Server, options: &[&OsStr], why: &str) {
     for subcommand in [
         &["run", "lock", "echo", "never"][..],
         &["run", "--no-wait", "lock", "echo", "never"],
@@ -57,8 +57,8 @@ fn assert_refused(server: &TlsProxy, options: &[&OsStr], why: &str) {
 #[test]
 fn the_authority_in_the_file_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let plain = Server::start();
-    let server = TlsProxy::to(plain.addr(), &authority.certificate(HERE), None);
+    let certificate = authority.certificate(HERE);
+    let server = Setup::tested().tls(&certificate, None).start().unwrap();
     assert_trusted(&server, &trusting(authority.pem.path()));
     assert_refused(&server, &trusting(stranger.pem.path()), "certificate");
     // None of the system's has signed it.
@@ -70,8 +70,7 @@ fn a_certificate_of_another_name_or_time_is_refused() {
     let authority = Authority::new();
     let elsewhere = authority.certificate("elsewhere.example");
     for wrong in [elsewhere, authority.certificate_until(HERE, 2002)] {
-        let plain = Server::start();
-        let server = TlsProxy::to(plain.addr(), &wrong, None);
+        let server = Setup::tested().tls(&wrong, None).start().unwrap();
         assert_refused(&server, &trusting(authority.pem.path()), "certificate");
     }
 }
@@ -80,8 +79,8 @@ fn a_certificate_of_another_name_or_time_is_refused() {
 fn a_server_that_asks_is_shown_a_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
-    let plain = Server::start();
-    let server = TlsProxy::to(plain.addr(), &certificate, Some(&clients));
+    let setup = Setup::tested().tls(&certificate, Some(&clients));
+    let server = setup.start().unwrap();
     let trusted = authority.pem.path();
     let right = clients.certificate("client");
     let wrong = authority.certificate("client");

@@ -20,7 +20,7 @@ pub use judge::{Control, Judge};
 pub use play::Play;
 pub use sentinel::Sentinels;
 pub use server::NO_REGULAR_LOOKS;
-pub use tls::{Authority, Certificate, TlsProxy};
+pub use tls::{Authority, Certificate};
 
 use crate::{SOON, comes_true, processors, raise_file_limit, stay_on};
 

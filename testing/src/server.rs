@@ -28,6 +28,8 @@ pub struct Setup {
     pub dir: Option<PathBuf>,
     /// The one processor that it shall run on.
     pub processor: Option<usize>,
+    /// Whether it also speaks TLS, by a certificate among its options.
+    pub speaks_tls: bool,
     /// What its configuration file says at first.
     pub config: Option<String>,
 }
@@ -79,6 +81,7 @@ impl Setup {
             child: None,
             port: 0,
             bus_port: 0,
+            tls_port: 0,
             dir,
             own_dir,
         };
@@ -86,6 +89,7 @@ impl Setup {
         for _ in 0..5 {
             server.port = free_port()?;
             server.bus_port = free_port()?;
+            server.tls_port = free_port()?;
             match server.launch() {
                 Err(_) if server.finds_port_taken() => {}
                 started => return started.map(|()| server),
@@ -104,6 +108,7 @@ pub struct Server {
     pub port: u16,
     /// The one where it listens to the other nodes of its cluster.
     pub bus_port: u16,
+    tls_port: u16,
     /// Where it stores and logs.
     pub dir: PathBuf,
     child: Option<Child>,
@@ -150,6 +155,9 @@ impl Server {
         }
         if setup.config.is_some() {
             command.arg(self.dir.join("server.conf"));
+        }
+        if setup.speaks_tls {
+            command.args(["--tls-port", &self.tls_port.to_string()]);
         }
         command
             .envs(setup.environment.iter().cloned())
@@ -273,6 +281,11 @@ impl Server {
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         local(self.port)
+    }
+
+    /// Where it speaks TLS, if it does.
+    pub fn tls_addr(&self) -> SocketAddr {
+        local(self.tls_port)
     }
 
     /// The number of its process, if it runs.

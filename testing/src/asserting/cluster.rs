@@ -55,7 +55,14 @@ impl Cluster {
     /// Starts the nodes and waits until each serves its slots.
     #[track_caller]
     pub fn start() -> Self {
-        let nodes: Vec<_> = (0..3).map(|_| Self::node()).collect();
+        Self::of(&Setup::tested())
+    }
+
+    /// The same, of such nodes.
+    #[track_caller]
+    pub fn of(setup: &Setup) -> Self {
+        let node = || setup.clone().in_a_cluster().start().unwrap();
+        let nodes: Vec<_> = (0..3).map(|_| node()).collect();
         let addrs: Vec<String> = nodes.iter().map(|node| node.addr().to_string()).collect();
         let mut args = vec!["create"];
         args.extend(addrs.iter().map(String::as_str));

@@ -15,7 +15,7 @@ impl Setup {
     }
 
     /// A server with the module, for tests.
-    pub(super) fn tested() -> Self {
+    pub fn tested() -> Self {
         Self::plain().module(module(), &NO_REGULAR_LOOKS)
     }
 }

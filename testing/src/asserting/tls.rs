@@ -1,9 +1,6 @@
-//! A way to a server over TLS, and the certificates for it.
+//! Certificates, and servers that show them.
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
@@ -11,7 +8,7 @@ use rcgen::{
 };
 use tempfile::NamedTempFile;
 
-use crate::spawn;
+use crate::Setup;
 
 /// Somebody who signs certificates. Nobody trusts it by itself.
 pub struct Authority {
@@ -66,62 +63,30 @@ impl Authority {
     }
 }
 
-/// Speaks TLS in front of a server, whether or not that was built with any.
-pub struct TlsProxy {
-    addr: SocketAddr,
-    child: Child,
-}
-
-impl TlsProxy {
-    /// A way to this server, which shows this certificate, and wants one of its clients if
-    /// their authority is given.
-    pub fn to(server: SocketAddr, certificate: &Certificate, clients: Option<&Authority>) -> Self {
-        Self::launch(server, certificate, clients.map(|it| it.pem.path()))
-    }
-
-    /// As [`TlsProxy::to`], which also lets through who does not speak TLS.
-    pub fn mixed(server: SocketAddr, certificate: &Certificate) -> Self {
-        Self::launch(server, certificate, Some(Path::new("--plain-too")))
-    }
-
-    fn launch(server: SocketAddr, certificate: &Certificate, option: Option<&Path>) -> Self {
-        // Built here, and not together with the test: see its first lines. Cargo
-        // then becomes the program.
-        let mut command = Command::new(env!("CARGO"));
-        // What Cargo tells the test of its package would have Cargo build anew.
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-                command.env_remove(name);
-            }
+impl Setup {
+    /// That also speaks TLS, at [`Server::tls_addr`], where it shows this certificate. It wants
+    /// one of its clients if their authority is given. What was built without TLS gives way to
+    /// `redis-server`: it is the client that is tested.
+    ///
+    /// [`Server::tls_addr`]: crate::Server::tls_addr
+    pub fn tls(mut self, certificate: &Certificate, clients: Option<&Authority>) -> Self {
+        // Without a certificate it ends at once, and says what it lacks.
+        let tried = Command::new(&self.binary)
+            .args(["--tls-port", "1"])
+            .output();
+        if !String::from_utf8_lossy(&tried.unwrap().stdout).contains("tls-cert-file") {
+            self.binary = "redis-server".into();
         }
-        command
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["run", "--quiet", "--locked"])
-            .args(["--package", "redis-lock-tls-proxy", "--"])
-            .arg(server.to_string())
-            .args([certificate.pem.path(), certificate.key.path()])
-            .args(option)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut child = spawn(command).unwrap();
-        let mut line = String::new();
-        let said = BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line);
-        said.unwrap();
-        let addr = line.trim().parse();
-        let addr = addr.unwrap_or_else(|_| panic!("the TLS proxy did not start: {line:?}"));
-        Self { addr, child }
-    }
-
-    /// Where it listens.
-    pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.speaks_tls = true;
+        self.options(&["--tls-cert-file", path(&certificate.pem)])
+            .options(&["--tls-key-file", path(&certificate.key)])
+            .options(&match clients {
+                Some(authority) => ["--tls-ca-cert-file", path(&authority.pem)],
+                None => ["--tls-auth-clients", "no"],
+            })
     }
 }
 
-impl Drop for TlsProxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn path(file: &NamedTempFile) -> &str {
+    file.path().to_str().unwrap()
 }
