@@ -44,7 +44,7 @@ impl Program {
             command.stdin(Stdio::null()).stdout(Stdio::null());
             command.stderr(output).current_dir(dir.path());
             prepare(&mut command, &addr.to_string(), dir.path());
-            let child = spawn(command).unwrap_or_else(|error| panic!("{error}"));
+            let child = spawn(command).unwrap();
             let mut program = Self { child, addr, dir };
             let answers = comes_true(PATIENCE, || {
                 program.has_ended() || program.get("/metrics").is_some()

@@ -372,7 +372,7 @@ fn most(options: &Options, make: &[&str]) -> usize {
 
 fn start(options: &Options) -> Result<Server> {
     let limits = ["max-waiters", "1000000", "max-holders", "65536"];
-    Ok(options.subject.with_module(&limits)?.start()?)
+    options.subject.with_module(&limits)?.start()
 }
 
 fn numbered(line: &str, n: usize) -> String {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use rand::rngs::StdRng;
@@ -119,7 +120,7 @@ pub struct Campaign {
 }
 
 /// Waits until all clients have taken their last locks, and come to rest.
-pub type End = Box<dyn FnOnce() -> Result<(), String>>;
+pub type End = Box<dyn FnOnce() -> Result<()>>;
 
 impl Campaign {
     /// The seed, which is another one each time if none is given.
@@ -177,30 +178,29 @@ impl Campaign {
     }
 
     /// Whether these go together.
-    fn examine(&self) -> Result<(), String> {
+    fn examine(&self) -> Result<()> {
         if self.workload.is_some() && !self.follows() {
-            return Err("a workload wants bare commands and --topology sentinel or cluster".into());
+            bail!("a workload wants bare commands and --topology sentinel or cluster");
         }
         if self.client == Who::Redlock && (self.servers < 3 || self.servers.is_multiple_of(2)) {
-            return Err("a majority needs an odd number of servers, 3 at least".into());
+            bail!("a majority needs an odd number of servers, 3 at least");
         }
         Ok(())
     }
 
     /// Runs a campaign. Returns whether it came out as it should: without a breach, or with
     /// the one that is looked for.
-    pub fn run(&self, seed: u64) -> Result<bool, String> {
+    pub fn run(&self, seed: u64) -> Result<bool> {
         self.examine()?;
         let (topology, protection) = (self.topology(), self.protection());
         let (server, module) = (self.server.display(), self.module.display());
         let (client, duration) = (self.client, self.duration);
         println!("seed {seed}, {duration} s, {client:?} on {topology:?}, {protection}");
         println!("{server} with {module}");
-        let dir = tempfile::TempDir::with_prefix("redis-lock-chaos-");
-        let dir = dir.map_err(|error| error.to_string())?;
+        let dir = tempfile::TempDir::with_prefix("redis-lock-chaos-")?;
         let mut rng = StdRng::seed_from_u64(seed);
         let path = self.module.canonicalize();
-        let path = path.map_err(|error| format!("{module}: {error}"))?;
+        let path = path.with_context(|| module.to_string())?;
         let setup = Setup::of(&self.server).module(path, &[]);
         let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
         if self.without_faults {
@@ -248,12 +248,12 @@ impl Campaign {
             Some(_) => survived.map(|()| false),
             None => survived.map(|()| breaches.is_empty()),
         };
-        self.keep(&history, kept == Ok(true), dir)?;
+        self.keep(&history, matches!(kept, Ok(true)), dir)?;
         kept
     }
 
     /// Writes the history if that is wanted, or if something went wrong. Then the logs stay.
-    fn keep(&self, history: &History, is_well: bool, dir: tempfile::TempDir) -> Result<(), String> {
+    fn keep(&self, history: &History, is_well: bool, dir: tempfile::TempDir) -> Result<()> {
         if let Some(path) = &self.history {
             report::write_history(history, path)?;
         }
@@ -265,12 +265,7 @@ impl Campaign {
         Ok(())
     }
 
-    fn start_clients(
-        &self,
-        fleet: &Fleet,
-        shared: &Arc<Shared>,
-        mut rng: StdRng,
-    ) -> Result<End, String> {
+    fn start_clients(&self, fleet: &Fleet, shared: &Arc<Shared>, mut rng: StdRng) -> Result<End> {
         if self.client != Who::Commands {
             return library::start(self, fleet, shared, rng);
         }
@@ -300,7 +295,7 @@ impl Campaign {
     }
 
     /// Hurts something again and again, until the time is over or a breach is found.
-    fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<(), String> {
+    fn hurt(&self, faults: &mut Faults, shared: &Shared) -> Result<()> {
         let duration = Duration::from_secs(self.duration);
         let started = Instant::now();
         let (mut looked, mut took) = (started, Duration::ZERO);
@@ -350,26 +345,23 @@ fn is_found(breaches: &[Breach], promise: Option<Promise>) -> bool {
 }
 
 /// Waits until all clients have come to an end.
-fn await_all(
-    threads: Vec<JoinHandle<Result<(), String>>>,
-    patience: Duration,
-) -> Result<(), String> {
+fn await_all(threads: Vec<JoinHandle<Result<()>>>, patience: Duration) -> Result<()> {
     if !comes_true(patience, || threads.iter().all(JoinHandle::is_finished)) {
-        return Err("some clients can't come to an end".into());
+        bail!("some clients can't come to an end");
     }
-    let panicked = |_| Err("a client panicked".into());
+    let panicked = |_| Err(anyhow!("a client panicked"));
     let joined = threads.into_iter().map(JoinHandle::join);
     let ended: Vec<_> = joined.map(|one| one.unwrap_or_else(panicked)).collect();
     ended.into_iter().collect()
 }
 
 /// Waits until locks are granted again.
-fn await_work(shared: &Shared) -> Result<(), String> {
+fn await_work(shared: &Shared) -> Result<()> {
     let before = shared.journal.grants();
     let grace = Duration::from_millis(shared.protection.grace_ms());
     let is_at_work = || shared.journal.grants() >= before + AT_WORK;
     if !comes_true(RECOVERY + grace, is_at_work) {
-        return Err("nobody is granted anything after a fault".into());
+        bail!("nobody is granted anything after a fault");
     }
     Ok(())
 }

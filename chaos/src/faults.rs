@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -36,7 +37,7 @@ const LATE_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy)]
 enum Fault {
-    Do(fn(&mut Faults) -> Result<bool, String>),
+    Do(fn(&mut Faults) -> Result<bool>),
     /// The primary is hurt for a time between these, in milliseconds.
     Primary(Hurt, u64, u64),
     /// So is a replica.
@@ -181,7 +182,7 @@ impl Faults {
         shared: Arc<Shared>,
         only: &[String],
         minority: Option<Minority>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self> {
         let may_start_empty =
             shared.protection.survives_an_empty_start() && shared.workload.is_none();
         let is_watched = shared.guide.is_watched();
@@ -189,7 +190,7 @@ impl Faults {
         kinds.retain(|(_, name, _)| only.is_empty() || only.iter().any(|one| one == name));
         kinds.retain(|(_, name, _)| may_start_empty || *name != BACK_AT_ONCE);
         if kinds.is_empty() {
-            return Err(format!("in this mode there is no fault of {only:?}"));
+            bail!("in this mode there is no fault of {only:?}");
         }
         let mut faults = Self {
             primary: fleet.await_well()?,
@@ -212,7 +213,7 @@ impl Faults {
 
     /// Injects one fault, and waits until all is well again. An error says that a server
     /// is broken.
-    pub fn inject(&mut self) -> Result<(), String> {
+    pub fn inject(&mut self) -> Result<()> {
         if let Some(minority) = &mut self.minority {
             if let Some((name, from)) = minority.step(&mut self.fleet)? {
                 self.count(name, from);
@@ -223,8 +224,8 @@ impl Faults {
             self.sleep(20, 300);
         }
         let chosen = self.kinds.choose_weighted(&mut self.rng, |kind| kind.0);
-        let &(_, name, fault) = chosen.map_err(|error| error.to_string())?;
-        let told = |error: String| format!("{error}, in the fault \"{name}\"");
+        let &(_, name, fault) = chosen?;
+        let told = || format!("in the fault \"{name}\"");
         let from = clock::now();
         let is_done = match fault {
             Do(action) => action(self),
@@ -237,12 +238,12 @@ impl Faults {
             Pass(fate) => self.let_pass_as(name, fate),
             Say(effects, lines) => self.run_commands(name, effects, lines),
         };
-        let is_done = is_done.map_err(told)?;
-        self.primary = self.fleet.await_well().map_err(told)?;
+        let is_done = is_done.with_context(told)?;
+        self.primary = self.fleet.await_well().with_context(told)?;
         if is_done {
             self.count(name, from);
         }
-        self.fleet.examine().map_err(told)
+        self.fleet.examine().with_context(told)
     }
 
     fn count(&mut self, name: &'static str, from: Nanos) {
@@ -255,7 +256,7 @@ impl Faults {
     }
 
     /// Ends what still goes on.
-    pub fn end(&mut self) -> Result<(), String> {
+    pub fn end(&mut self) -> Result<()> {
         let ways = self.fleet.nodes.iter().flat_map(|node| &node.clients);
         ways.for_each(|way| way.close_swallowing());
         match &mut self.minority {
@@ -298,7 +299,7 @@ impl Faults {
         ids.choose(&mut self.rng).map(|id| id.as_bytes().to_vec())
     }
 
-    fn pause(&mut self) -> Result<bool, String> {
+    fn pause(&mut self) -> Result<bool> {
         let ms = self.rng.random_range(50..=800);
         let from = clock::now();
         let paused = self.call(&["CLIENT", "PAUSE", &ms.to_string(), "WRITE"]);
@@ -308,7 +309,7 @@ impl Faults {
         Ok(paused.is_some())
     }
 
-    fn stall(&mut self) -> Result<bool, String> {
+    fn stall(&mut self) -> Result<bool> {
         let share = self.rng.random_range(0.2..=1.0);
         for way in &self.fleet.nodes[0].clients {
             way.swallow_on(|| self.rng.random_bool(share));
@@ -316,7 +317,7 @@ impl Faults {
         Ok(true)
     }
 
-    fn end_stalls(&mut self) -> Result<bool, String> {
+    fn end_stalls(&mut self) -> Result<bool> {
         let from = clock::now();
         let ways = self.fleet.nodes[0].clients.iter();
         ways.for_each(|way| way.close_swallowing());
@@ -324,12 +325,12 @@ impl Faults {
         Ok(true)
     }
 
-    fn hang_up(&mut self) -> Result<bool, String> {
+    fn hang_up(&mut self) -> Result<bool> {
         self.fleet.nodes[0].clients[self.rng.random_range(0..SIDES)].hang_up(Shutdown::Both);
         Ok(true)
     }
 
-    fn let_pass_as(&mut self, name: &str, mut fate: Fate) -> Result<bool, String> {
+    fn let_pass_as(&mut self, name: &str, mut fate: Fate) -> Result<bool> {
         if let Fate::Delayed(late) = &mut fate {
             *late = late.mul_f64(self.rng.random_range(0.0..1.0));
         }

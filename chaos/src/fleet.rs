@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail, ensure};
 use redis::Value;
 use redis_lock_testing::{
     Clock, Connection, Fate, Proxy, Server, Setup, comes_true, local, reply_text,
@@ -100,12 +101,7 @@ fn ask_text(addr: SocketAddr, words: &[&str]) -> Option<String> {
 }
 
 impl Node {
-    fn start(
-        setup: &Setup,
-        dir: &Path,
-        number: usize,
-        clock: Option<Clock>,
-    ) -> Result<Self, String> {
+    fn start(setup: &Setup, dir: &Path, number: usize, clock: Option<Clock>) -> Result<Self> {
         let source = format!("127.0.0.{}", 10 + number);
         let mut setup = setup.clone().options(&["--bind-source-addr", &source]);
         setup.dir = Some(dir.join(format!("node-{number}")));
@@ -137,7 +133,7 @@ impl Node {
             server,
             peers,
             bus,
-            source: source.parse().map_err(|_| "no such address".to_owned())?,
+            source: source.parse()?,
             _clock: clock,
         })
     }
@@ -146,7 +142,7 @@ impl Node {
         ask_text(self.server.addr(), &["INFO", "replication"])
     }
 
-    pub fn follow(&self, primary: &Self) -> Result<(), String> {
+    pub fn follow(&self, primary: &Self) -> Result<()> {
         let addr = primary.peers.addr();
         let [host, port] = [addr.ip().to_string(), addr.port().to_string()];
         let mut connection = self.server.connect()?;
@@ -175,7 +171,7 @@ impl Fleet {
         dir: &Path,
         topology: Topology,
         protection: &Protection,
-    ) -> Result<Self, String> {
+    ) -> Result<Self> {
         let mut setup = setup.clone();
         for (name, value) in protection.settings() {
             setup = setup.options(&[&format!("--{name}"), &value]);
@@ -222,7 +218,7 @@ impl Fleet {
     }
 
     /// Has the sentinels promote nobody, however slow the machine is.
-    pub fn stay_calm(&self) -> Result<(), String> {
+    pub fn stay_calm(&self) -> Result<()> {
         sentinels::set(&self.sentinels, "down-after-milliseconds", 600_000)
     }
 
@@ -305,12 +301,12 @@ impl Fleet {
     }
 
     /// Waits until all is well. Returns who is the primary.
-    pub fn await_well(&self) -> Result<usize, String> {
+    pub fn await_well(&self) -> Result<usize> {
         await_some(|| self.well(), "the nodes don't find together again")
     }
 
     /// Waits until all witnesses agree on another primary.
-    pub fn await_other_than(&self, old: usize) -> Result<usize, String> {
+    pub fn await_other_than(&self, old: usize) -> Result<usize> {
         let guide = self.guide();
         let other = || guide.agreed().filter(|&new| new != old);
         await_some(other, "nobody is promoted")
@@ -361,7 +357,7 @@ impl Fleet {
     }
 
     /// Has this replica promoted before the other one, or prefers nobody any more.
-    pub fn prefer(&self, replica: Option<usize>) -> Result<(), String> {
+    pub fn prefer(&self, replica: Option<usize>) -> Result<()> {
         for node in 0..NODES {
             let is_it = replica == Some(node);
             let (priority, refuses) = match replica {
@@ -380,7 +376,7 @@ impl Fleet {
         await_some(all_prefer, "the sentinels don't hear of a priority")
     }
 
-    pub fn configure(&self, node: usize, name: &str, value: &str) -> Result<(), String> {
+    pub fn configure(&self, node: usize, name: &str, value: &str) -> Result<()> {
         let mut connection = self.nodes[node].server.connect()?;
         connection.call_ok(&["CONFIG", "SET", name, value])?;
         Ok(())
@@ -396,43 +392,45 @@ impl Fleet {
     }
 
     /// Whether the servers are well.
-    pub fn examine(&mut self) -> Result<(), String> {
+    pub fn examine(&mut self) -> Result<()> {
         let nodes = self.nodes.iter_mut().chain(&mut self.voters);
         let mut servers = nodes
             .map(|node| &mut node.server)
             .chain(&mut self.sentinels);
-        Ok(servers.try_for_each(Server::examine)?)
+        servers.try_for_each(Server::examine)
     }
 
     /// Waits until nobody holds or waits for anything.
-    pub fn await_empty(&self) -> Result<(), String> {
+    pub fn await_empty(&self) -> Result<()> {
         // What a server of a Redlock hears late ends with its lease.
         let late =
             Duration::from_secs(2) * u32::from(matches!(self.topology, Topology::Several(_)));
         let mut left = Ok((0, 0));
         let is_empty = comes_true(RELEASED_WITHIN + late, || {
             left = self.left();
-            left == Ok((0, 0))
+            matches!(left, Ok((0, 0)))
         });
         let (keys, waiters) = left?;
-        is_empty.then_some(()).ok_or_else(|| {
-            format!("something is left at the server: {keys} locks and {waiters} waiters")
-        })
+        ensure!(
+            is_empty,
+            "something is left at the server: {keys} locks and {waiters} waiters"
+        );
+        Ok(())
     }
 
     /// How many locks and waiters there are.
-    pub fn left(&self) -> Result<(i64, i64), String> {
+    pub fn left(&self) -> Result<(i64, i64)> {
         let agreed = self.guide().agreed();
         let serving = match (self.topology, agreed) {
             (Topology::Several(_), _) => &self.nodes[..],
             (_, Some(primary)) => &self.nodes[primary..=primary],
-            (_, None) => return Err("the witnesses don't agree on a primary".into()),
+            (_, None) => bail!("the witnesses don't agree on a primary"),
         };
         let mut left = (0, 0);
         for node in serving {
             let mut connection = node.server.connect()?;
             let Value::Int(keys) = connection.call(&["DBSIZE"])? else {
-                return Err("the server does not count its keys".into());
+                bail!("the server does not count its keys");
             };
             left = (left.0 + keys, left.1 + connection.info("lock_waiters")?);
         }
@@ -440,12 +438,12 @@ impl Fleet {
     }
 }
 
-fn await_some<T>(look: impl Fn() -> Option<T>, why: &str) -> Result<T, String> {
+fn await_some<T>(look: impl Fn() -> Option<T>, why: &str) -> Result<T> {
     let mut found = None;
     comes_true(HEALING, || {
         thread::sleep(LOOK_EVERY);
         found = look();
         found.is_some()
     });
-    found.ok_or_else(|| why.to_owned())
+    found.with_context(|| why.to_owned())
 }

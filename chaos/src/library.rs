@@ -45,6 +45,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_client::{Error, LockClient, Lost, Session};
@@ -95,8 +96,8 @@ pub fn start(
     fleet: &Fleet,
     shared: &Arc<Shared>,
     mut rng: StdRng,
-) -> Result<End, String> {
-    let runtime = Runtime::new().map_err(|error| error.to_string())?;
+) -> Result<End> {
+    let runtime = Runtime::new()?;
     let (mut clients, mut tasks) = (Vec::new(), JoinSet::new());
     for number in 0..SIDES {
         let connecting = Library::connect(campaign.client, fleet.urls(number));
@@ -118,11 +119,11 @@ pub fn start(
     Ok(Box::new(move || {
         runtime.block_on(async {
             while let Some(ended) = tasks.join_next().await {
-                ended.map_err(|error| error.to_string())??;
+                ended??;
             }
             for client in &clients {
                 let flushed = timeout(PATIENCE, client.flush()).await;
-                flushed.map_err(|_| "a client does not come to rest")?;
+                flushed.context("a client does not come to rest")?;
             }
             Ok(())
         })
@@ -145,7 +146,7 @@ enum Guard {
 }
 
 impl Library {
-    async fn connect(who: Who, urls: Vec<String>) -> Result<Self, String> {
+    async fn connect(who: Who, urls: Vec<String>) -> Result<Self> {
         Ok(match who {
             Who::Session => Self::Session(insist(|| LockClient::connect(&urls[0])).await?),
             Who::Commands | Who::Library => {
@@ -272,14 +273,12 @@ impl Guard {
 }
 
 /// Connects, however often that takes.
-async fn insist<T, E: Display>(
-    mut connect: impl AsyncFnMut() -> Result<T, E>,
-) -> Result<T, String> {
+async fn insist<T, E: Display>(mut connect: impl AsyncFnMut() -> Result<T, E>) -> Result<T> {
     let deadline = Instant::now() + CONNECTING;
     loop {
         match connect().await {
             Ok(client) => return Ok(client),
-            Err(error) if Instant::now() > deadline => return Err(error.to_string()),
+            Err(error) if Instant::now() > deadline => bail!("{error}"),
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
@@ -306,7 +305,7 @@ struct Section<'w> {
 }
 
 impl Worker {
-    async fn work(mut self) -> Result<(), String> {
+    async fn work(mut self) -> Result<()> {
         while !self.shared.is_over() {
             self.round().await?;
             let pause = self.ms(0, 10);
@@ -317,14 +316,14 @@ impl Worker {
             let deadline = Instant::now() + PATIENCE;
             while !self.take(&key, Some(PATIENCE), None).await? {
                 if Instant::now() > deadline {
-                    return Err(format!("{} can't get {key} in the end", self.id));
+                    bail!("{} can't get {key} in the end", self.id);
                 }
             }
         }
         match self.session {
             Some(session) => timeout(PATIENCE, session.close())
                 .await
-                .map_err(|_| "a session does not close".into()),
+                .context("a session does not close"),
             None => Ok(()),
         }
     }
@@ -333,7 +332,7 @@ impl Worker {
         Duration::from_millis(self.rng.random_range(from..=to))
     }
 
-    async fn round(&mut self) -> Result<(), String> {
+    async fn round(&mut self) -> Result<()> {
         let key = self.shared.locks.any_at_all(&mut self.rng);
         let wait = match self.rng.random_range(0..10) {
             0..3 => Some(Duration::ZERO),
@@ -355,7 +354,7 @@ impl Worker {
         key: &str,
         wait: Option<Duration>,
         patience: Option<Duration>,
-    ) -> Result<bool, String> {
+    ) -> Result<bool> {
         let ignores_loss = self.planted == Some(Planted::IgnoresLoss) && self.rng.random_bool(0.1);
         let (least_ms, renews) = match self.library {
             Library::Redlock(_) => (100, self.rng.random_bool(0.4)),
@@ -383,7 +382,7 @@ impl Worker {
             }
             Err(_) => {
                 end(Outcome::Silent);
-                return Err(format!("{owner} waits for {key} without end"));
+                bail!("{owner} waits for {key} without end");
             }
         };
         let granted = guard.outcome();

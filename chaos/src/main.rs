@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            println!("breach of survival: {error}; seed {seed}");
+            println!("breach of survival: {error:#}; seed {seed}");
             ExitCode::from(2)
         }
     }

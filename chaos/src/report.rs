@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
+use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::history::{
@@ -99,7 +100,7 @@ pub fn sort(breaches: &mut Vec<Breach>) {
 }
 
 /// Writes a history, a line each, as `--judge` reads it.
-pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
+pub fn write_history(history: &History, path: &Path) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
         let operations = history.operations.iter().map(serde_json::to_string);
@@ -109,22 +110,22 @@ pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
         }
         file.flush()
     };
-    write().map_err(|error| format!("{}: {error}", path.display()))
+    write().with_context(|| path.display().to_string())
 }
 
 /// Judges a history that was written before. Returns whether all promises were kept.
-pub fn judge(path: &Path) -> Result<bool, String> {
+pub fn judge(path: &Path) -> Result<bool> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Line {
         Operation(Operation),
         Interference(Interference),
     }
-    let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let file = File::open(path).with_context(|| path.display().to_string())?;
     let mut history = History::default();
     for line in BufReader::new(file).lines() {
-        let line = line.map_err(|error| error.to_string())?;
-        match serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))? {
+        let line = line?;
+        match serde_json::from_str(&line).context(line)? {
             Line::Operation(one) => history.operations.push(one),
             Line::Interference(one) => history.interferences.push(one),
         }

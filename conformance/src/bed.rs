@@ -123,7 +123,7 @@ impl Bed {
         };
         let number = usize::try_from(node).unwrap_or_default();
         if number >= nodes.len() {
-            return Err(Error::new(format!("there is no server {number}")));
+            return Err(Error::msg(format!("there is no server {number}")));
         }
         Ok(nodes.swap_remove(number))
     }
@@ -131,7 +131,7 @@ impl Bed {
     fn proxy(&self) -> Result<&Proxy> {
         self.proxy
             .as_ref()
-            .ok_or_else(|| Error::new("there is no proxy"))
+            .ok_or_else(|| Error::msg("there is no proxy"))
     }
 
     /// Asks for something: `NOW`, the time; `END key`, when its lease ends, both in
@@ -146,7 +146,7 @@ impl Bed {
             ["proxy.affected"] => self.proxy()?.affected().into(),
             ["REPLY", on] => {
                 let connection = self.connections.get_mut(on);
-                let nothing = || Error::new(format!("nothing was sent on {on}"));
+                let nothing = || Error::msg(format!("nothing was sent on {on}"));
                 json_of(&connection.ok_or_else(nothing)?.reply()?)
             }
             ["HEARD", "null"] => 1.into(),
@@ -181,9 +181,9 @@ impl Bed {
                 let (wall, now) = (SystemTime::now(), now_ms());
                 let wall = wall
                     .duration_since(SystemTime::UNIX_EPOCH)
-                    .map_err(Error::new)?;
+                    .map_err(Error::msg)?;
                 let end = json_of(&reply).as_f64().filter(|end| *end > 0.0);
-                let end = end.ok_or_else(|| Error::new(format!("{key} has no lease")))?;
+                let end = end.ok_or_else(|| Error::msg(format!("{key} has no lease")))?;
                 (end - wall.as_secs_f64() * 1e3 + now).into()
             }
             _ => {
@@ -230,7 +230,7 @@ impl Bed {
                 let clock = self
                     .clock
                     .as_ref()
-                    .ok_or_else(|| Error::new("there is no clock"))?;
+                    .ok_or_else(|| Error::msg("there is no clock"))?;
                 clock.set_ahead(ms / 1000);
                 return Ok(());
             }
@@ -255,7 +255,7 @@ impl Bed {
             "messages_lost" => Fate::Messages(0),
             "messages_doubled" => Fate::Messages(2),
             "refuses" => Fate::Refuses(String::from(word).leak(), String::from(error).leak()),
-            unknown => return Err(Error::new(format!("nobody can {unknown}"))),
+            unknown => return Err(Error::msg(format!("nobody can {unknown}"))),
         };
         self.proxy()?.set(fate);
         Ok(())

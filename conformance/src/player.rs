@@ -34,7 +34,7 @@ impl From<std::io::Error> for Stop {
 
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
-        Self::Failed(error.to_string())
+        Self::Failed(format!("{error:#}"))
     }
 }
 
@@ -294,18 +294,18 @@ impl<'p> Player<'p> {
                 process.is_killed = true;
                 process.signal(Signal::KILL)
             }
-            unknown => Err(Error::new(format!("nobody can {unknown} a process"))),
+            unknown => Err(Error::msg(format!("nobody can {unknown} a process"))),
         }
     }
 
     fn actor(&self, name: &str) -> Result<usize> {
         let actor = self.scenario.actors.iter().position(|actor| actor == name);
-        actor.ok_or_else(|| Error::new(format!("there is no actor {name}")))
+        actor.ok_or_else(|| Error::msg(format!("there is no actor {name}")))
     }
 
     fn named(&self, name: &str) -> Result<Vec<(usize, u64)>> {
         let calls = self.calls.get(name).cloned();
-        calls.ok_or_else(|| Error::new(format!("there was no call {name}")))
+        calls.ok_or_else(|| Error::msg(format!("there was no call {name}")))
     }
 
     /// The fields of a call: `of` is by name here, and by number there.
@@ -367,10 +367,10 @@ impl<'p> Player<'p> {
     fn judge(&mut self, name: &str, expected: &Value, answer: Value) -> Result<()> {
         let is_expected = expected.get("error").is_some();
         if !is_expected && let Some(error) = answer.get("error") {
-            return Err(Error::new(format!("{name}: {error}: {}", answer["text"])));
+            return Err(Error::msg(format!("{name}: {error}: {}", answer["text"])));
         }
         let fits = self.seen.fits(expected, &answer);
-        fits.map_err(|why| Error::new(format!("{name}: {why}")))?;
+        fits.map_err(|why| Error::msg(format!("{name}: {why}")))?;
         self.seen.0.insert(name.to_owned(), answer);
         Ok(())
     }

@@ -83,7 +83,7 @@ impl Language {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .status()?;
-        let failed = || Error::new(format!("{} --build: {status}", self.driver.display()));
+        let failed = || Error::msg(format!("{} --build: {status}", self.driver.display()));
         status.success().then_some(()).ok_or_else(failed)
     }
 }
@@ -117,7 +117,7 @@ impl Process {
             .stderr(File::create(log)?);
         let mut child = spawn(command)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let stdout = stdout.ok_or_else(|| Error::new("no stdout"))?;
+        let stdout = stdout.ok_or_else(|| Error::msg("no stdout"))?;
         let heard = Arc::new(Heard::default());
         let hearing = Arc::clone(&heard);
         std::thread::spawn(move || {
@@ -155,7 +155,7 @@ impl Process {
         let stdin = self
             .stdin
             .as_mut()
-            .ok_or_else(|| Error::new("the driver has ended"))?;
+            .ok_or_else(|| Error::msg("the driver has ended"))?;
         stdin.write_all(line.as_bytes())?;
         Ok(id)
     }
@@ -200,7 +200,7 @@ impl Process {
         }) {
             return Ok(());
         }
-        Err(Error::new("a driver does not end when its stdin does"))
+        Err(Error::msg("a driver does not end when its stdin does"))
     }
 }
 

@@ -170,7 +170,7 @@ pub fn read(folder: &Path) -> Result<Vec<Scenario>> {
     files.sort();
     let mut scenarios = Vec::new();
     for file in files {
-        let wrong = |error| Error::new(format!("{}: {error}", file.display()));
+        let wrong = |error| Error::msg(format!("{}: {error}", file.display()));
         let text = std::fs::read_to_string(&file)?;
         let read: Vec<Scenario> = serde_json::from_str(&text).map_err(wrong)?;
         scenarios.extend(read);
@@ -196,7 +196,7 @@ impl Seen {
         }
         value
             .cloned()
-            .ok_or_else(|| Error::new(format!("nothing is known of {path}")))
+            .ok_or_else(|| Error::msg(format!("nothing is known of {path}")))
     }
 
     /// The words with what they stand for in their place.
@@ -232,18 +232,18 @@ impl Seen {
             }
             number => number.as_f64(),
         };
-        number.ok_or_else(|| Error::new(format!("{value} is no number")))
+        number.ok_or_else(|| Error::msg(format!("{value} is no number")))
     }
 
     /// Whether something is as expected, or why not: see README.md.
     pub fn fits(&self, expected: &Value, seen: &Value) -> Result<()> {
-        let differs = || Err(Error::new(format!("expected {expected}, seen {seen}")));
+        let differs = || Err(Error::msg(format!("expected {expected}, seen {seen}")));
         match expected {
             Value::Object(fields) => {
                 for (name, expected) in fields {
                     let number = || {
                         seen.as_f64()
-                            .ok_or_else(|| Error::new(format!("{seen} is no number")))
+                            .ok_or_else(|| Error::msg(format!("{seen} is no number")))
                     };
                     let is_so = match name.as_str() {
                         "above" => number()? > self.number(expected)?,
@@ -251,7 +251,7 @@ impl Seen {
                         "one_of" => expected.as_array().is_some_and(|of| of.contains(seen)),
                         name => {
                             self.fits(expected, seen.get(name).unwrap_or(&Value::Null))
-                                .map_err(|why| Error::new(format!("{name}: {why}")))?;
+                                .map_err(|why| Error::msg(format!("{name}: {why}")))?;
                             true
                         }
                     };

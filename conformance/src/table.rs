@@ -69,7 +69,7 @@ pub fn write(document: &Path, table: &str) -> Result<()> {
         .split_once(BEGIN)
         .and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let (before, after) =
-        parts.ok_or_else(|| Error::new(format!("{} has no markers", document.display())))?;
+        parts.ok_or_else(|| Error::msg(format!("{} has no markers", document.display())))?;
     Ok(std::fs::write(
         document,
         [before, BEGIN, table, END, after].concat(),

@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use anyhow::Context;
 use redis::{Parser, Value};
 use rustix::io::retry_on_intr;
 
-use crate::{Error, Result, SOON};
+use crate::{Result, SOON};
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -38,9 +39,9 @@ pub fn reply_text(reply: Value) -> Option<String> {
 
 /// The value of a field in what `INFO` answers.
 pub fn info_field<'i>(info: &'i str, name: &str) -> Result<&'i str> {
-    info.lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-        .ok_or_else(|| Error::new(format!("INFO has no {name}")))
+    let value = |line: &'i str| line.strip_prefix(name)?.strip_prefix(':');
+    let found = info.lines().find_map(value);
+    found.with_context(|| format!("INFO has no {name}"))
 }
 
 /// A stream that is read on where a signal interrupts that.
@@ -92,8 +93,7 @@ impl Connection {
 
     /// The next reply. One that is an error is a reply as well.
     pub fn reply(&mut self) -> Result<Value> {
-        let reply = self.next_within(REPLY_TIMEOUT)?;
-        reply.ok_or_else(|| Error::new("no reply comes"))
+        self.next_within(REPLY_TIMEOUT)?.context("no reply comes")
     }
 
     /// Sends a command and waits for its reply.
@@ -104,7 +104,7 @@ impl Connection {
 
     /// As [`Connection::call`], where a reply that is an error is one here, too.
     pub fn call_ok(&mut self, words: &[impl AsRef<[u8]>]) -> Result<Value> {
-        self.call(words)?.extract_error().map_err(Error::new)
+        Ok(self.call(words)?.extract_error()?)
     }
 
     /// As [`Connection::call`], as long as `patient` says.
@@ -130,8 +130,7 @@ impl Connection {
         }
         for _ in 1..replies {
             if last.is_some() {
-                let next = self.next_within(SOON)?;
-                last = Some(next.ok_or_else(|| Error::new("the other replies do not come"))?);
+                last = Some(self.next_within(SOON)?.context("the others do not come")?);
             }
         }
         Ok(last)
@@ -144,7 +143,7 @@ impl Connection {
         match self.parser.parse_value(Uninterrupted(&self.stream)) {
             Ok(reply) => Ok(Some(reply)),
             Err(error) if error.is_timeout() => Ok(None),
-            Err(error) => Err(Error::new(error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -159,7 +158,7 @@ impl Connection {
     /// A section of `INFO`.
     pub fn info_section(&mut self, section: &str) -> Result<String> {
         let info = self.call(&["INFO", section])?;
-        reply_text(info).ok_or_else(|| Error::new("INFO does not answer text"))
+        reply_text(info).context("INFO does not answer text")
     }
 
     /// A number from `INFO`; of `cmdstat_` and a command, how often it was called.
@@ -167,8 +166,7 @@ impl Connection {
         let info = self.info_section("everything")?;
         let value = info_field(&info, field)?.trim_start_matches("calls=");
         let number = value.split(',').next().unwrap_or(value);
-        let wrong = |error| Error::new(format!("{field}:{number}: {error}"));
-        number.parse().map_err(wrong)
+        number.parse().with_context(|| format!("{field}:{number}"))
     }
 
     /// Reads this many bytes that are no replies.

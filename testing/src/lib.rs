@@ -18,9 +18,9 @@ mod proxy;
 mod server;
 mod told;
 
-use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
+pub use anyhow::{Error, Result};
 pub use asserting::*;
 pub use connection::{Connection, info_field, local, pack, reply_text};
 pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
@@ -31,40 +31,6 @@ pub use told::Told;
 
 /// How long anybody waits for something that should happen soon.
 pub const SOON: Duration = Duration::from_secs(10);
-
-/// Why something could not be done.
-#[derive(thiserror::Error)]
-#[error("{0}")]
-pub struct Error(String);
-
-/// What could be done, or why it could not.
-pub type Result<T> = std::result::Result<T, Error>;
-
-impl Error {
-    /// An error that says this.
-    pub fn new(why: impl Display) -> Self {
-        Self(why.to_string())
-    }
-}
-
-/// A test that fails shows it as it is.
-impl fmt::Debug for Error {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self::new(error)
-    }
-}
-
-impl From<Error> for String {
-    fn from(error: Error) -> Self {
-        error.0
-    }
-}
 
 /// Asks `ready` again and again, for at most this long, whether it says yes.
 pub fn comes_true(patience: Duration, mut ready: impl FnMut() -> bool) -> bool {

@@ -1,16 +1,18 @@
 //! Child processes that do not outlive this one, and what is done to them.
 
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::LazyLock;
 use std::sync::mpsc::{Sender, channel};
 
+use anyhow::Context;
 pub use rustix::process::Signal;
 use rustix::process::set_parent_process_death_signal;
 use rustix::process::{Pid, Resource, getpid, getppid, getrlimit, kill_process, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::{Error, Result};
+use crate::Result;
 
 type Order = (Command, Sender<std::io::Result<Child>>);
 
@@ -32,10 +34,9 @@ pub fn spawn(mut command: Command) -> Result<Child> {
     let program = command.get_program().to_owned();
     end_with_us(&mut command, Signal::KILL);
     let (started, answer) = channel();
-    let sent = STARTER.send((command, started));
-    sent.map_err(|_| Error::new("nobody starts processes any more"))?;
-    let child = answer.recv().map_err(Error::new)?;
-    child.map_err(|error| Error::new(format!("{}: {error}", program.display())))
+    STARTER.send((command, started))?;
+    let child = answer.recv()?;
+    child.with_context(|| program.display().to_string())
 }
 
 /// Has the kernel send a process this signal when the thread that starts it ends.
@@ -44,11 +45,8 @@ pub fn end_with_us(command: &mut Command, signal: Signal) -> &mut Command {
     let before_exec = move || {
         set_parent_process_death_signal(Some(signal))?;
         // The parent may have ended before that.
-        if getppid() == Some(parent) {
-            Ok(())
-        } else {
-            Err(std::io::ErrorKind::Interrupted.into())
-        }
+        let is_there = (getppid() == Some(parent)).then_some(());
+        is_there.ok_or_else(|| ErrorKind::Interrupted.into())
     };
     // SAFETY: it makes two system calls, and neither allocates nor locks.
     unsafe { command.pre_exec(before_exec) }
@@ -56,9 +54,8 @@ pub fn end_with_us(command: &mut Command, signal: Signal) -> &mut Command {
 
 /// Sends a signal to a process that has not been waited for.
 pub fn signal(process: u32, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(process.cast_signed());
-    let pid = pid.ok_or_else(|| Error::new("no process has the number 0"))?;
-    kill_process(pid, signal).map_err(|error| Error::new(format!("process {process}: {error}")))
+    let pid = Pid::from_raw(process.cast_signed()).context("no process has the number 0")?;
+    kill_process(pid, signal).with_context(|| format!("process {process}"))
 }
 
 /// Lets this process, and so its children, open as many files as it may. Returns how many
@@ -67,13 +64,13 @@ pub fn raise_file_limit() -> Result<u64> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let most = limit.maximum.unwrap_or(u64::MAX);
-    setrlimit(Resource::Nofile, limit).map_err(Error::new)?;
+    setrlimit(Resource::Nofile, limit)?;
     Ok(most)
 }
 
 /// The processors that this thread may use.
 pub fn processors() -> Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).map_err(Error::new)?;
+    let allowed = sched_getaffinity(None)?;
     let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     Ok(processors.collect())
 }
@@ -82,5 +79,5 @@ pub fn processors() -> Result<Vec<usize>> {
 pub fn stay_on(processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
-    sched_setaffinity(None, &set).map_err(Error::new)
+    Ok(sched_setaffinity(None, &set)?)
 }

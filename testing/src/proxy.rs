@@ -1,15 +1,13 @@
 //! A network between clients and a server, which loses, delays and holds back
 //! what it is told to.
 //!
-//! Each connection is a link of two ways. What is read on a way goes into a
-//! queue; at the other end of that the proxy's fate decides what becomes of it,
-//! one piece after the other, so that nothing overtakes.
+//! Each connection is a link of two ways. What is read on a way goes into a queue, at whose
+//! end the proxy's fate decides what becomes of it, one piece after the other.
 //!
-//! What a link says of an end: if one side closes, the other is closed when all
-//! that was sent before has arrived. Both are shut down then, so that what lies
-//! unread is lost, as with a process that dies. A link that swallows does not
-//! tell; it stays open until [`Proxy::close_swallowing`], or until the fate is
-//! no longer [`Fate::Swallowed`].
+//! If one side closes, the other is closed when all that was sent before has arrived. Both are
+//! shut down then, so that what lies unread is lost, as with a process that dies. A link that
+//! swallows stays open until [`Proxy::close_swallowing`], or until the fate is no longer
+//! [`Fate::Swallowed`].
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -20,13 +18,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use redis::{Value, parse_redis_value};
 
 use crate::{Result, local, pack};
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What happens to what goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +40,7 @@ pub enum Fate {
     /// Commands on the connections of before lie in the proxy until it changes,
     /// and what their clients do then is not seen before.
     CommandsHeld,
-    /// Commands are swallowed, and all that follows on their connection. Nobody
-    /// is told.
+    /// Commands are swallowed, and all that follows on their connection. Nobody is told.
     CommandsSwallowed,
     /// Of replies to lock commands this many percent are swallowed and their
     /// connection is closed.
@@ -57,8 +51,7 @@ pub enum Fate {
     /// Replies to lock commands arrive when this is over. What follows on their connection
     /// overtakes them.
     RepliesKeptBack,
-    /// The server answers commands that have this word with this error, and does
-    /// nothing else.
+    /// The server answers commands that have this word with this error, and does nothing else.
     Refuses(&'static str, &'static str),
     /// Messages of channels come this many times between the replies.
     Messages(usize),
@@ -97,6 +90,9 @@ struct Link {
     swallows: AtomicBool,
     closed: AtomicBool,
 }
+
+/// Bytes, and when they are due at the other end.
+type Piece = (Instant, Vec<u8>);
 
 impl Proxy {
     /// Begins to forward connections to this server.
@@ -206,11 +202,6 @@ impl State {
             }
     }
 
-    /// Throws the dice.
-    fn chooses(&mut self, percent: u32) -> bool {
-        self.dice.random_range(0..100) < percent
-    }
-
     /// Takes these bytes, where some commands or messages are what `instead` says. The
     /// beginning of a command waits for its end, and that of a message does not.
     fn replaced(
@@ -263,8 +254,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes fates. Connections that lost something by one that is over are
-    /// closed.
+    /// Changes fates. Connections that lost something by one that is over are closed.
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         let loses = |state: &State, link: &Link| state.fate_from(link.source) == Fate::Swallowed;
@@ -292,7 +282,7 @@ impl Network {
         if self.state().fate_from(source) == Fate::Down {
             return Ok(());
         }
-        let server = TcpStream::connect_timeout(&server, CONNECT_TIMEOUT)?;
+        let server = TcpStream::connect_timeout(&server, Duration::from_secs(1))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let mut state = self.state();
@@ -317,7 +307,7 @@ impl Network {
     }
 
     /// Reads until the end, and notes when each piece is due.
-    fn read(&self, link: &Link, upwards: bool, pieces: &Sender<(Instant, Vec<u8>)>) {
+    fn read(&self, link: &Link, upwards: bool, pieces: &Sender<Piece>) {
         let mut from = if upwards { &link.client } else { &link.server };
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
@@ -333,12 +323,7 @@ impl Network {
     }
 
     /// Delivers what arrives, and then that it has come to an end.
-    fn deliver(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        upwards: bool,
-        pieces: Receiver<(Instant, Vec<u8>)>,
-    ) {
+    fn deliver(self: &Arc<Self>, link: &Arc<Link>, upwards: bool, pieces: Receiver<Piece>) {
         let mut to = if upwards { &link.server } else { &link.client };
         let (mut bytes, mut is_silent) = (Vec::new(), false);
         for (due, piece) in pieces {
@@ -381,13 +366,14 @@ impl Network {
             bytes.clear();
             return Vec::new();
         }
-        // Those are numbers and nulls.
-        let is_reply_of_a_lock = !upwards
-            && bytes.len() < 24
-            && (bytes.starts_with(b":") || bytes.starts_with(b"_") || bytes.starts_with(b"$-1"));
-        match state.fate_from(link.source) {
+        // To lock commands those are numbers and nulls.
+        let is_short = !upwards && bytes.len() < 24;
+        let is_reply = is_short && matches!(bytes[..], [b':' | b'_', ..] | [b'$', b'-', ..]);
+        let fate = state.fate_from(link.source);
+        let mut chosen = |percent| is_reply && state.dice.random_ratio(percent, 100);
+        match fate {
             Fate::CommandsSwallowed if upwards => *is_silent = true,
-            Fate::RepliesKeptBack if is_reply_of_a_lock => {
+            Fate::RepliesKeptBack if is_reply => {
                 let (network, link, reply) = (Arc::clone(self), Arc::clone(link), bytes.clone());
                 thread::spawn(move || {
                     let is_kept = |state: &mut State| {
@@ -397,12 +383,8 @@ impl Network {
                     let _ = (&link.client).write_all(&reply);
                 });
             }
-            Fate::RepliesLost(percent) if is_reply_of_a_lock && state.chooses(percent) => {
-                link.close();
-            }
-            Fate::RepliesSwallowed(percent) if is_reply_of_a_lock && state.chooses(percent) => {
-                *is_silent = true;
-            }
+            Fate::RepliesLost(percent) if chosen(percent) => link.close(),
+            Fate::RepliesSwallowed(percent) if chosen(percent) => *is_silent = true,
             Fate::Refuses(word, error) if upwards => {
                 let script = format!("return redis.error_reply('{error}')");
                 let refused = pack(&["EVAL", &script, "0"]);
@@ -431,11 +413,11 @@ fn first_words(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     let Value::Array(parts) = parse_redis_value(&[b"*", array].concat()).ok()? else {
         return None;
     };
-    let word = |part| match part {
+    let words = parts.into_iter().map(|part| match part {
         Value::BulkString(word) => Some(word),
         _ => None,
-    };
-    parts.into_iter().map(word).collect()
+    });
+    words.collect()
 }
 
 #[cfg(test)]

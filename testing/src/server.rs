@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use anyhow::{anyhow, ensure};
 use tempfile::TempDir;
 
 use crate::connection::info_field;
@@ -99,8 +100,7 @@ impl Setup {
     }
 }
 
-/// A running server, or one that has crashed. It ends with this, and with this
-/// process.
+/// A running server, or one that has crashed. It ends with this, and with this process.
 pub struct Server {
     /// What it is, from its next start on.
     pub setup: Setup,
@@ -123,7 +123,7 @@ fn free_port() -> Result<u16> {
 impl Server {
     fn error(&self, what: &str) -> Error {
         let dir = self.dir.display();
-        Error::new(format!("the server of {dir} {what}:\n{}", self.log()))
+        anyhow!("the server of {dir} {what}:\n{}", self.log())
     }
 
     /// Starts it again on its port and its data, after a crash or with one.
@@ -143,8 +143,8 @@ impl Server {
 
     fn launch(&mut self) -> Result<()> {
         self.crash();
-        let log = self.log_path();
-        let log = File::options().create(true).append(true).open(log)?;
+        let mut log = File::options();
+        let log = log.create(true).append(true).open(self.log_path())?;
         let setup = &self.setup;
         let mut command = Command::new(&setup.binary);
         if let Some(processor) = setup.processor {
@@ -176,24 +176,22 @@ impl Server {
         self.child = Some(spawn(command)?);
         let mut is_ready = false;
         comes_true(START_TIMEOUT, || {
-            is_ready = self.is_ready();
+            is_ready = self.is_ready().unwrap_or(false);
             is_ready || !self.is_running()
         });
-        if is_ready {
-            return Ok(());
+        if !is_ready {
+            self.crash();
+            return Err(self.error("does not start"));
         }
-        self.crash();
-        Err(self.error("does not start"))
+        Ok(())
     }
 
     /// Whether the one who answers is this very process, and has loaded its data.
-    fn is_ready(&self) -> bool {
-        let Ok(info) = self.connect().and_then(|mut it| it.info_section("default")) else {
-            return false;
-        };
+    fn is_ready(&self) -> Result<bool> {
+        let info = self.connect()?.info_section("default")?;
         let pid = self.pid().map(|pid| pid.to_string());
-        info_field(&info, "process_id").ok() == pid.as_deref()
-            && info_field(&info, "loading").unwrap_or("0") == "0"
+        let has_loaded = info_field(&info, "loading").unwrap_or("0") == "0";
+        Ok(Some(info_field(&info, "process_id")?) == pid.as_deref() && has_loaded)
     }
 
     fn is_running(&mut self) -> bool {
@@ -207,12 +205,6 @@ impl Server {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-
-    /// Removes what it has stored, which it must not be using.
-    pub fn forget(&mut self) {
-        // Without an append-only file there is nothing to remove.
-        let _ = std::fs::remove_dir_all(self.dir.join("appendonlydir"));
     }
 
     /// Waits until it has ended by itself.
@@ -242,28 +234,25 @@ impl Server {
 
     /// An error if it has ended, or has caught a panic of the module.
     pub fn examine(&mut self) -> Result<()> {
-        let what = if !self.is_running() {
-            "died"
-        } else if self.log().contains("panic") {
-            "caught a panic"
-        } else {
-            return Ok(());
-        };
+        let is_running = self.is_running();
         let dir = self.dir.display();
-        Err(Error::new(format!("the server of {dir} {what}")))
+        ensure!(is_running, "the server of {dir} died");
+        ensure!(
+            !self.log().contains("panic"),
+            "that of {dir} caught a panic"
+        );
+        Ok(())
     }
 
     /// Waits until it is connected to its primary.
     pub fn await_link(&self) -> Result<()> {
         let mut connection = self.connect()?;
-        let mut is_up = || {
+        let is_up = comes_true(START_TIMEOUT, || {
             let info = connection.info_section("replication");
             info.is_ok_and(|info| info.contains("master_link_status:up"))
-        };
-        if comes_true(START_TIMEOUT, &mut is_up) {
-            return Ok(());
-        }
-        Err(self.error("does not reach its primary"))
+        });
+        let link = is_up.then_some(());
+        link.ok_or_else(|| self.error("does not reach its primary"))
     }
 
     /// Starts a replica of this server and waits until it is connected.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyhow::{Result, bail};
 use rand::RngExt;
 
 use super::holds::{Hold, LAST_WAIT, release};
@@ -22,7 +23,7 @@ const SESSION_LEASE_MS_MIN: u64 = 600;
 
 impl Client {
     /// Works until the faults are over, and then takes each lock once more.
-    pub fn run(mut self) -> Result<(), String> {
+    pub fn run(mut self) -> Result<()> {
         while !self.shared.is_over() {
             match self.rng.random_range(0..100) {
                 0..35 if self.is_watched() => self.round(true, false),
@@ -312,7 +313,7 @@ impl Client {
     }
 
     /// Takes a lock when all is well, which has to succeed, and gives it back.
-    fn last_round(&mut self, lock: &str) -> Result<(), String> {
+    fn last_round(&mut self, lock: &str) -> Result<()> {
         self.owners += 1;
         let by_place = self.rng.random_bool(0.5);
         let is_patient = !by_place && !self.is_watched();
@@ -331,7 +332,7 @@ impl Client {
                 return Ok(());
             }
             if clock::now() > deadline {
-                return Err(format!("client {} can't get {lock} in the end", self.id));
+                bail!("client {} can't get {lock} in the end", self.id);
             }
         }
     }

@@ -20,6 +20,7 @@
 //! Written back plainly, the one who comes late undoes what others have added meanwhile.
 //! Nobody promises otherwise, so how many additions were lost is told, and is no breach.
 
+use anyhow::{Context, Result, bail};
 use rand::RngExt;
 use redis::Value;
 use redis_lock_testing::reply_text;
@@ -91,19 +92,19 @@ impl Client {
     }
 
     /// Notes what all sets have in the end.
-    pub fn read_back(&mut self) -> Result<(), String> {
+    pub fn read_back(&mut self) -> Result<()> {
         for lock in self.shared.locks.names.clone() {
             let operation = self.began(&lock, Request::Read, 0).0;
             let deadline = clock::now() + LAST_WAIT;
             let text = loop {
                 match self.elements(&lock) {
                     Some(text) => break text,
-                    None if clock::now() > deadline => return Err(format!("{lock} has no set")),
+                    None if clock::now() > deadline => bail!("{lock} has no set"),
                     None => self.sleep(10, 50),
                 }
             };
             let elements: Result<_, _> = text.split_whitespace().map(str::parse).collect();
-            let read = Outcome::Elements(elements.map_err(|_| format!("{lock}: {text}"))?);
+            let read = Outcome::Elements(elements.with_context(|| format!("{lock}: {text}"))?);
             self.ended(operation, read);
         }
         Ok(())

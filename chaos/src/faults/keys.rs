@@ -1,5 +1,6 @@
 //! What strangers do to the keys of locks.
 
+use anyhow::{Result, bail};
 use rand::RngExt;
 use redis::Value;
 use redis_lock_testing::reply_text;
@@ -16,7 +17,7 @@ impl Faults {
         what: &'static str,
         effects: &[Effect],
         lines: &[&str],
-    ) -> Result<bool, String> {
+    ) -> Result<bool> {
         let text = lines.concat();
         let lock = text.contains("{k}").then(|| self.any_lock());
         let (database, key) = lock.as_deref().map_or((0, ""), database_and_key);
@@ -57,7 +58,7 @@ impl Faults {
         }
         match replies.len() == lines.len() {
             true => Ok(true),
-            false => Err("the server did not answer".into()),
+            false => bail!("the server did not answer"),
         }
     }
 

@@ -31,6 +31,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use redis_lock_testing::Fate;
@@ -78,7 +79,7 @@ impl Minority {
     }
 
     /// Hurts a server or heals one, if it is time. Returns what that one suffered.
-    pub fn step(&mut self, fleet: &mut Fleet) -> Result<Option<(&'static str, Nanos)>, String> {
+    pub fn step(&mut self, fleet: &mut Fleet) -> Result<Option<(&'static str, Nanos)>> {
         let is_due = |wound: &Wound| Instant::now() >= wound.heals_at;
         if let Some(due) = self.wounds.iter().position(is_due) {
             let wound = self.wounds.swap_remove(due);
@@ -99,7 +100,7 @@ impl Minority {
     }
 
     /// Heals all.
-    pub fn end(&mut self, fleet: &mut Fleet) -> Result<(), String> {
+    pub fn end(&mut self, fleet: &mut Fleet) -> Result<()> {
         for wound in self.wounds.drain(..) {
             thread::sleep(wound.heals_at.saturating_duration_since(Instant::now()));
             heal(fleet, &wound)?;
@@ -117,7 +118,7 @@ impl Minority {
         self.next = Instant::now() + Duration::from_millis(pause_ms);
     }
 
-    fn hurt(&mut self, fleet: &mut Fleet, server: usize) -> Result<Wound, String> {
+    fn hurt(&mut self, fleet: &mut Fleet, server: usize) -> Result<Wound> {
         let since = clock::now();
         let long = self.rng.random_bool(0.5);
         let mut ms = self
@@ -158,14 +159,14 @@ impl Minority {
     }
 }
 
-fn heal(fleet: &mut Fleet, wound: &Wound) -> Result<(), String> {
+fn heal(fleet: &mut Fleet, wound: &Wound) -> Result<()> {
     let server = &mut fleet.nodes[wound.server].server;
     if wound.kind == KILLED {
         // It comes back empty.
         server.restart()?;
     } else {
         let examined = server.examine();
-        examined.map_err(|error| format!("{error}, while it was {}", wound.kind))?;
+        examined.with_context(|| format!("it was {}", wound.kind))?;
         server.go_on()?;
     }
     fleet.set(wound.server, [true; SIDES], Fate::Passes);

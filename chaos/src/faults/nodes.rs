@@ -17,6 +17,7 @@
 
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use redis::Value;
@@ -46,7 +47,7 @@ pub(super) enum Hurt {
 }
 
 impl Faults {
-    pub(super) fn set_any_fsync(&mut self) -> Result<(), String> {
+    pub(super) fn set_any_fsync(&mut self) -> Result<()> {
         self.fsync = FSYNCS.choose(&mut self.rng).unwrap_or(&ALWAYS);
         let mut nodes = 0..self.fleet.nodes.len();
         nodes.try_for_each(|node| self.fleet.configure(node, "appendfsync", self.fsync))
@@ -54,7 +55,7 @@ impl Faults {
 
     /// The primary crashes and comes back on its data, or without them where
     /// it has promised nobody to keep them.
-    pub(super) fn crash(&mut self) -> Result<bool, String> {
+    pub(super) fn crash(&mut self) -> Result<bool> {
         let loses_writes = self.fsync != ALWAYS;
         let forget = loses_writes && self.rng.random_bool(0.5);
         self.admin = None;
@@ -66,7 +67,7 @@ impl Faults {
         self.sleep(0, 500);
         let server = &mut self.fleet.nodes[self.primary].server;
         if forget {
-            server.forget();
+            let _ = std::fs::remove_dir_all(server.dir.join("appendonlydir"));
         }
         server.restart()?;
         // The new process knows of no session.
@@ -85,7 +86,7 @@ impl Faults {
     }
 
     /// The primary hands over to its replica, which is promised to lose nothing.
-    pub(super) fn fail_over(&mut self) -> Result<bool, String> {
+    pub(super) fn fail_over(&mut self) -> Result<bool> {
         let Some(replica) = self.replica_in_step() else {
             return Ok(false);
         };
@@ -103,7 +104,7 @@ impl Faults {
         let is_promoted = || roles("role:slave", "role:master");
         let is_given_up = || roles("role:master", "role:slave");
         if !comes_true(FAILOVER_TIMEOUT, || is_promoted() || is_given_up()) {
-            return Err("the fail-over does not end".into());
+            bail!("the fail-over does not end");
         }
         let is_promoted = is_promoted();
         if is_promoted {
@@ -115,7 +116,7 @@ impl Faults {
     }
 
     /// The primary crashes, and its replica takes over with what it has.
-    pub(super) fn promote(&mut self) -> Result<bool, String> {
+    pub(super) fn promote(&mut self) -> Result<bool> {
         let Some(replica) = self.replica_in_step() else {
             return Ok(false);
         };
@@ -123,7 +124,7 @@ impl Faults {
         self.fleet.nodes[old].server.crash();
         self.admin = self.fleet.nodes[replica].server.connect().ok();
         if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
-            return Err("the replica can't be promoted".into());
+            bail!("the replica can't be promoted");
         }
         let effects = [EndsHolds, BringsBack, StopsTheServer];
         self.note_effects("promotion", &effects, from);
@@ -136,7 +137,7 @@ impl Faults {
     }
 
     /// Does this to a node. What does not reach it then is lost, or arrives later.
-    fn hurt(&mut self, node: usize, how: Hurt) -> Result<(), String> {
+    fn hurt(&mut self, node: usize, how: Hurt) -> Result<()> {
         let fate = match self.rng.random_bool(0.5) {
             true => Fate::Swallowed,
             false => Fate::KeptBack,
@@ -163,7 +164,7 @@ impl Faults {
     }
 
     /// Ends that. A node that was killed starts as what it was at first, without data.
-    fn heal(&mut self, node: usize, how: Hurt) -> Result<bool, String> {
+    fn heal(&mut self, node: usize, how: Hurt) -> Result<bool> {
         let server = &mut self.fleet.nodes[node].server;
         match how {
             Hurt::Killed => server.restart()?,
@@ -179,7 +180,7 @@ impl Faults {
         how: Hurt,
         from_ms: u64,
         to_ms: u64,
-    ) -> Result<bool, String> {
+    ) -> Result<bool> {
         let from = clock::now();
         self.hurt(node, how)?;
         self.sleep(from_ms, to_ms);
@@ -195,7 +196,7 @@ impl Faults {
     }
 
     /// Hurts the primary until another one has taken its place, and so long after that.
-    pub(super) fn replace_primary(&mut self, how: Hurt, most_ms: u64) -> Result<bool, String> {
+    pub(super) fn replace_primary(&mut self, how: Hurt, most_ms: u64) -> Result<bool> {
         self.hurt(self.primary, how)?;
         self.fleet.await_other_than(self.primary)?;
         self.sleep(0, most_ms);
@@ -203,7 +204,7 @@ impl Faults {
     }
 
     /// Whoever has its place is killed, too, while the grace period lasts if there is one.
-    pub(super) fn replace_twice(&mut self) -> Result<bool, String> {
+    pub(super) fn replace_twice(&mut self) -> Result<bool> {
         self.replace_primary(Hurt::Killed, 0)?;
         self.primary = self.fleet.await_well()?;
         self.replace_primary(Hurt::Killed, 500)
@@ -214,7 +215,7 @@ impl Faults {
     }
 
     /// The replica that would be promoted first misses what the other one has.
-    pub(super) fn promote_late_one(&mut self) -> Result<bool, String> {
+    pub(super) fn promote_late_one(&mut self) -> Result<bool> {
         let replica = self.any_replica();
         self.fleet.prefer(Some(replica))?;
         self.hurt(replica, Hurt::CutOffFromPrimary)?;
@@ -228,7 +229,7 @@ impl Faults {
         Ok(true)
     }
 
-    pub(super) fn order_promotion(&mut self) -> Result<bool, String> {
+    pub(super) fn order_promotion(&mut self) -> Result<bool> {
         let (replica, how) = (self.any_replica(), self.rng.random_range(0..NODES));
         if !self.fleet.order_promotion(replica, how) {
             return Ok(false);

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use redis::Value;
 use redis_lock_testing::{comes_true, tag};
 
@@ -27,7 +28,7 @@ pub(super) fn prefix() -> String {
 }
 
 /// Makes a cluster of them. The first node is the primary.
-pub(super) fn form(nodes: &[Node], witnesses: &[Node]) -> Result<(), String> {
+pub(super) fn form(nodes: &[Node], witnesses: &[Node]) -> Result<()> {
     let all = || nodes.iter().chain(witnesses);
     let last = (SLOTS - 1).to_string();
     let call = |node: &Node, words: &[&str]| node.server.connect()?.call_ok(words);
@@ -49,7 +50,7 @@ pub(super) fn form(nodes: &[Node], witnesses: &[Node]) -> Result<(), String> {
         info.is_some_and(|info| info.contains(&known))
     };
     if !comes_true(ACQUAINTANCE, || all().all(knows_all)) {
-        return Err("the nodes don't get to know each other".to_owned());
+        bail!("the nodes don't get to know each other");
     }
     let id = ask_text(nodes[0].server.addr(), &["CLUSTER", "MYID"]).unwrap_or_default();
     for node in &nodes[1..] {

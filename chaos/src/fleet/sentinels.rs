@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use anyhow::Result;
 use redis::{Value, from_redis_value};
 use redis_lock_testing::{Server, Setup, sentinel};
 
@@ -26,7 +27,7 @@ const EAGER: [(&str, u64); 5] = [
 ];
 
 /// Starts them in folders of `dir`, to watch the primary at this address.
-pub(super) fn start(binary: &Path, dir: &Path, addr: SocketAddr) -> Result<Vec<Server>, String> {
+pub(super) fn start(binary: &Path, dir: &Path, addr: SocketAddr) -> Result<Vec<Server>> {
     let setups = [1, 2, 3].map(|number| Setup {
         dir: Some(dir.join(format!("sentinel-{number}"))),
         ..Setup::of(binary)
@@ -43,7 +44,7 @@ pub(super) fn start(binary: &Path, dir: &Path, addr: SocketAddr) -> Result<Vec<S
     Ok(sentinels.into())
 }
 
-pub(super) fn set(sentinels: &[Server], name: &str, ms: u64) -> Result<(), String> {
+pub(super) fn set(sentinels: &[Server], name: &str, ms: u64) -> Result<()> {
     for sentinel in sentinels {
         let set = ["SENTINEL", "SET", "locks", name, &ms.to_string()];
         sentinel.connect()?.call_ok(&set)?;

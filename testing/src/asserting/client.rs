@@ -174,11 +174,10 @@ impl Client {
         self.info("used_memory")
     }
 
-    /// Waits until the server's memory is back to what it was, and at most 128 KB more: a
-    /// test has enough things come and go for this to be a few bytes of each.
-    /// The server keeps the reply buffers of blocked clients in a pool, which it
-    /// empties by fifty every tenth of a second: 10,000 waiters take forty seconds. Some of
-    /// them, of 40 KB each, stay.
+    /// Waits until the server's memory is back to what it was, and at most 128 KB more: a test
+    /// has enough things come and go for this to be a few bytes of each. The server keeps the
+    /// reply buffers of blocked clients in a pool, which it empties by fifty every tenth of a
+    /// second: 10,000 waiters take forty seconds. Some of them, of 40 KB each, stay.
     #[track_caller]
     pub fn assert_memory_back(&mut self, before: i64) {
         let back = "used_memory is back where it was";

@@ -9,6 +9,8 @@ use tempfile::TempDir;
 use crate::{Server, Setup};
 
 const SOURCE: &str = include_str!("clock/settable.c");
+/// Of a number in its file, in bytes.
+const WIDTH: u64 = 8;
 
 /// The wall clock of those processes that are started with it.
 pub struct Clock {
@@ -17,12 +19,6 @@ pub struct Clock {
     setting: File,
     _folder: TempDir,
 }
-
-/// Where in the file each number is, in bytes.
-const AHEAD_US: u64 = 0;
-const STANDS_AT_US: u64 = 8;
-const GAINS_PPM: u64 = 16;
-const LENGTH: u64 = 24;
 
 impl Clock {
     /// A clock that shows the right time. It is a library in C, which is built here.
@@ -39,7 +35,7 @@ impl Clock {
         let complaint = String::from_utf8_lossy(&built.stderr);
         assert!(built.status.success(), "no clock: {complaint}");
         let setting = File::create(path("setting")).unwrap();
-        setting.set_len(LENGTH).unwrap();
+        setting.set_len(3 * WIDTH).unwrap();
         let variable = |name: &str, file| (name.into(), path(file).display().to_string());
         Self {
             environment: [
@@ -65,22 +61,24 @@ impl Clock {
 
     /// Sets the clock this many seconds ahead of the right time.
     pub fn set_ahead(&self, seconds: i64) {
-        self.write(AHEAD_US, seconds * 1_000_000);
+        self.write(0, seconds * 1_000_000);
     }
 
     /// Stops the clock at this millisecond since 1970.
     pub fn stop_at_ms(&self, ms: i64) {
-        self.write(STANDS_AT_US, ms * 1000);
+        self.write(1, ms * 1000);
     }
 
     /// Has this clock and the ones that nobody sets gain so many microseconds a second.
     pub fn gain_ppm(&self, ppm: i64) {
-        self.write(GAINS_PPM, ppm);
+        self.write(2, ppm);
     }
 
-    fn write(&self, at: u64, number: i64) {
-        self.setting
-            .write_all_at(&number.to_ne_bytes(), at)
-            .unwrap();
+    /// Writes one of the three numbers that the library reads.
+    fn write(&self, nth: u64, number: i64) {
+        let written = self
+            .setting
+            .write_all_at(&number.to_ne_bytes(), nth * WIDTH);
+        written.unwrap();
     }
 }

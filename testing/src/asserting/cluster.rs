@@ -2,10 +2,11 @@
 
 use std::process::{Command, Stdio};
 
+use anyhow::ensure;
 use crc::{CRC_16_XMODEM, Crc};
 
 use super::eventually_within;
-use crate::{Error, Okay, Result, SOON, Server, Setup};
+use crate::{Okay, Result, SOON, Server, Setup};
 
 /// The slot of a key, by its tag if it has one.
 pub fn slot(key: &str) -> u16 {
@@ -33,10 +34,8 @@ pub fn redis_cli(args: &[&str]) -> Result<String> {
         .output()?;
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
-    match output.status.success() {
-        true => Ok(said),
-        false => Err(Error::new(said)),
-    }
+    ensure!(output.status.success(), said);
+    Ok(said)
 }
 
 fn cluster_command(args: &[&str]) -> Result<String> {

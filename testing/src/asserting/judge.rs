@@ -8,10 +8,8 @@ use crate::{processors, stay_on};
 
 /// How long a sleeper sleeps.
 const TICK: Duration = Duration::from_millis(1);
-
 /// Judgements that a scene needs.
 const JUDGEMENTS: usize = 3;
-
 /// How long a judge tries to get them. A machine that has no time for that long shows
 /// nothing either way.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,7 +74,6 @@ pub struct Judge {
     control: Control,
     begun: Instant,
     judged: usize,
-    not_judged: usize,
 }
 
 impl Judge {
@@ -88,18 +85,12 @@ impl Judge {
             control: Control::start(),
             begun: Instant::now(),
             judged: 0,
-            not_judged: 0,
         }
     }
 
     /// Whether the scene has to be played again.
     pub fn wants_more(&self) -> bool {
-        let wants = self.judged < JUDGEMENTS && self.begun.elapsed() < PATIENCE;
-        if !wants {
-            let (judged, not_judged) = (self.judged, self.not_judged);
-            eprintln!("{}: {judged} judged, {not_judged} not judged", self.what);
-        }
-        wants
+        self.judged < JUDGEMENTS && self.begun.elapsed() < PATIENCE
     }
 
     /// Judges what took from then to then.
@@ -116,6 +107,6 @@ impl Judge {
             stalled > limit / 5,
             "{what}: took {took:?} and not {limit:?}; the machine stalled for {stalled:?}"
         );
-        self.not_judged += 1;
+        eprintln!("{what}: not judged, as the machine stalled for {stalled:?}");
     }
 }

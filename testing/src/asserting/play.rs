@@ -37,17 +37,18 @@
 //! it, of which one may be `nothing`. `:name` is this very reply from here on, `$name`, or
 //! `$name+9` if it is a number. Where none is given, any will do that is no error.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::iter::repeat;
 use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use anyhow::{Context, anyhow};
 use redis::Value;
 use regex::{Captures, Regex};
 
 use super::{Client, Cluster, eventually, scene, slot, tag};
-use crate::{SOON, Server, Told, comes_true, reply_text};
+use crate::{Error, Result, SOON, Server, Told, comes_true, reply_text};
 
 /// A scene on a server.
 pub struct Play {
@@ -59,7 +60,7 @@ pub struct Play {
     /// What tokens and texts are called. Who is called as an actor is the id of its connection.
     names: BTreeMap<String, String>,
     /// The last lines, which a line that does not come true is shown with.
-    played: VecDeque<String>,
+    played: Vec<String>,
 }
 
 /// A name, and what is to be added to it.
@@ -68,12 +69,8 @@ static NAME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\$(\w+)(?:\+(\d+))?
 /// How many lines are shown of a scene that fails.
 const SHOWN: usize = 40;
 
-/// Whether a line comes true, or what is there instead.
-pub type Seen = Result<(), String>;
-
 impl Deref for Play {
     type Target = Server;
-
     fn deref(&self) -> &Server {
         &self.server
     }
@@ -94,7 +91,7 @@ impl Play {
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
             names: BTreeMap::new(),
-            played: VecDeque::new(),
+            played: Vec::new(),
         }
     }
 
@@ -217,20 +214,17 @@ impl Play {
                 Some(line) => comes_true(SOON, || see(line)),
                 None => see(line),
             };
-            self.played.push_back(line.into());
-            if self.played.len() > SHOWN {
-                self.played.pop_front();
-            }
+            self.played.push(line.into());
             if let Err(why) = seen {
-                let played = self.played.make_contiguous().join("\n");
-                panic!("{played}\nbut: {why}");
+                let last = self.played.len().saturating_sub(SHOWN);
+                panic!("{}\nbut: {why:#}", self.played[last..].join("\n"));
             }
         }
         self
     }
 
     #[track_caller]
-    fn line(&mut self, line: &str) -> Seen {
+    fn line(&mut self, line: &str) -> Result<()> {
         let line = self.with_names(line);
         let words: Vec<&str> = line.split(' ').collect();
         let rest = line.splitn(3, ' ').nth(2).unwrap_or_default();
@@ -264,7 +258,7 @@ impl Play {
             ["logged", ..] => {
                 let logged = line.strip_prefix("logged ").unwrap();
                 let is_logged = comes_true(SOON, || self.server.log().contains(logged));
-                return is_logged.then_some(()).ok_or_else(|| self.server.log());
+                return is_logged.then_some(()).with_context(|| self.server.log());
             }
             ["queue", key, "=", ref owners @ ..] => {
                 let info = self.server.client().call(&format!("LOCK.INFO {key}"));
@@ -299,9 +293,9 @@ impl Play {
             [name, "stops"] => server(name).stop().unwrap(),
             [name, "goes", "on"] => server(name).go_on().unwrap(),
             [ms, "ms", "pass"] => std::thread::sleep(Duration::from_millis(ms.parse().unwrap())),
-            [who, "drops"] => drop(self.actors.remove(who).ok_or("nobody")?),
+            [who, "drops"] => drop(self.actors.remove(who).context("nobody")?),
             [who, "closes"] => {
-                let client = self.actors.remove(who).ok_or("nobody")?;
+                let client = self.actors.remove(who).context("nobody")?;
                 let mut observer = Client::open(client.connection.addr()?)?;
                 drop(client);
                 let itself = format!("CLIENT LIST ID {}", self.names[who]);
@@ -333,7 +327,13 @@ impl Play {
             .replace(" LONG", " LEASE 600000")
     }
 
-    fn call(&mut self, who: &str, at_once: bool, commands: &[&str], replies: &[&str]) -> Seen {
+    fn call(
+        &mut self,
+        who: &str,
+        at_once: bool,
+        commands: &[&str],
+        replies: &[&str],
+    ) -> Result<()> {
         if at_once {
             self.call(who, false, &["MULTI"], &["OK"])?;
             for command in commands {
@@ -362,7 +362,7 @@ impl Play {
         let _ = self.client(who).connection.send_all(&lines);
     }
 
-    fn await_blocked(&mut self, who: &str) -> Seen {
+    fn await_blocked(&mut self, who: &str) -> Result<()> {
         let mut observer = Client::open(self.client(who).connection.addr()?)?;
         let itself = format!("CLIENT LIST ID {}", self.names[who]);
         let mut told = String::new();
@@ -373,16 +373,16 @@ impl Play {
         });
         is_blocked
             .then_some(())
-            .ok_or(format!("does not wait: {told}"))
+            .with_context(|| format!("does not wait: {told}"))
     }
 
-    fn reply(&mut self, who: &str, expected: &str) -> Seen {
+    fn reply(&mut self, who: &str, expected: &str) -> Result<()> {
         let reply = self.client(who).try_reply();
         self.answers(reply, expected)
     }
 
     /// Whether a reply is what is expected, which may be fields of it.
-    fn answers(&mut self, reply: Option<Value>, expected: &str) -> Seen {
+    fn answers(&mut self, reply: Option<Value>, expected: &str) -> Result<()> {
         let fields = expected
             .strip_prefix('{')
             .and_then(|it| it.strip_suffix('}'));
@@ -402,18 +402,21 @@ impl Play {
             let found = reply.as_ref().and_then(|reply| scene::at(reply, &pair[0]));
             let found = found.map_or("nothing".into(), scene::shown);
             let is_so = self.agrees(&found, &pair[1]);
-            is_so.map_err(|is| format!("{} is {is}: {reply:?}", pair[0]))
+            is_so.map_err(|is| anyhow!("{} is {is}: {reply:?}", pair[0]))
         })
     }
 
-    fn heard(&mut self, who: &str, expected: &str) -> Seen {
+    fn heard(&mut self, who: &str, expected: &str) -> Result<()> {
         let ears = self.client(who);
         if expected == "nothing" {
             let told = ears.told_so_far();
-            return told.is_empty().then_some(()).ok_or(format!("{told:?}"));
+            return told
+                .is_empty()
+                .then_some(())
+                .with_context(|| format!("{told:?}"));
         }
         let heard = ears.heard()?;
-        let told = Told::of(&heard).ok_or_else(|| format!("{heard:?}"))?;
+        let told = Told::of(&heard).with_context(|| format!("{heard:?}"))?;
         let (owner, result) = expected.split_once(' ').unwrap_or((expected, ""));
         let (result, lease_ms) = match result.split_once(' ') {
             Some((result, lease_ms)) if !result.starts_with('!') => (result, lease_ms),
@@ -422,18 +425,18 @@ impl Play {
         self.agrees(&told.owner, owner)?;
         let is_so = self.agrees(&told.result.replacen('-', "!", 1), result);
         let is_so = is_so.and_then(|()| self.agrees(&told.lease_ms.to_string(), lease_ms));
-        is_so.map_err(|_| format!("{told:?}"))
+        is_so.map_err(|_| anyhow!("{told:?}"))
     }
 
     /// The same of a reply as it is shown.
     #[expect(clippy::missing_errors_doc, reason = "what is there instead")]
-    pub fn agrees<'l>(&mut self, shown: &'l str, expected: &'l str) -> Seen {
+    pub fn agrees<'l>(&mut self, shown: &'l str, expected: &'l str) -> Result<()> {
         let shape = |list: &str| list.replace(|c| !"[],".contains(c), "");
         if expected.starts_with('[') && expected.len() > 2 && shape(shown) == shape(expected) {
             let parts = |list: &'l str| list.split(", ").map(|part| part.trim_matches(['[', ']']));
             let mut pairs = parts(shown).zip(parts(expected));
             let all = pairs.try_for_each(|(part, expected)| self.agrees(part, expected));
-            return all.map_err(|_| shown.into());
+            return all.map_err(|_| Error::msg(shown.to_owned()));
         }
         let number: Option<i64> = shown.parse().ok();
         let is_so = match expected {
@@ -462,7 +465,7 @@ impl Play {
             }
             text => shown == text,
         };
-        is_so.then_some(()).ok_or_else(|| shown.into())
+        is_so.then_some(()).with_context(|| shown.to_owned())
     }
 }
 

@@ -9,9 +9,7 @@ use redis::Value;
 use super::{Client, eventually, text};
 use crate::{Nil, Okay};
 
-/// New keys of a slot go to node 1. As the next ones, lines of a [`Play::moving`].
-///
-/// [`Play::moving`]: super::Play::moving
+/// New keys of a slot go to node 1. As the next ones, lines of a `Play::moving`.
 pub const BEGIN_MOVE: &str = "o@n1 > CLUSTER SETSLOT $slot IMPORTING $id0 -> OK
     o > CLUSTER SETSLOT $slot MIGRATING $id1 -> OK";
 
@@ -46,8 +44,7 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
     // The server sends a new replica nothing before its first acknowledgement, which
     // may take it a second.
     observer.call("SET new 1");
-    let all = observer.int(&format!("WAIT {count} 0"));
-    assert_eq!(usize::try_from(all), Ok(count));
+    observer.int(&format!("WAIT {count} 0"));
     observer.call("DEL new");
 }
 

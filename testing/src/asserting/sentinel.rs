@@ -25,16 +25,12 @@ pub fn watch(setups: [Setup; 3], primary: SocketAddr, source: IpAddr) -> [Server
         setup.start().unwrap()
     });
     eventually_within(2 * SOON, "the sentinels see it all", || {
-        sentinels.iter().all(knows_all)
+        sentinels.iter().all(|sentinel| {
+            let info = sentinel.client().bulk("INFO sentinel");
+            info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
+        })
     });
     sentinels
-}
-
-/// Whether it knows both replicas and both other sentinels.
-fn knows_all(sentinel: &Server) -> bool {
-    let connection = sentinel.connect();
-    let info = connection.and_then(|mut connection| connection.info_section("sentinel"));
-    info.is_ok_and(|info| info.contains("status=ok") && info.contains("slaves=2,sentinels=3"))
 }
 
 /// Where the sentinel at this address says that the primary is.

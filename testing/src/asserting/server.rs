@@ -50,7 +50,7 @@ impl Server {
     /// The server's version, of Valkey its own.
     pub fn version(&self) -> (u32, u32) {
         let valkey = self.valkey_version();
-        valkey.unwrap_or_else(|| self.version_in("redis_version").unwrap())
+        valkey.or_else(|| self.version_in("redis_version")).unwrap()
     }
 
     /// The version of Valkey, if the server is that.

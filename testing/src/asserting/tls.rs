@@ -64,11 +64,9 @@ impl Authority {
 }
 
 impl Setup {
-    /// That also speaks TLS, at [`Server::tls_addr`], where it shows this certificate. It wants
+    /// That also speaks TLS, at `Server::tls_addr`, where it shows this certificate. It wants
     /// one of its clients if their authority is given. What was built without TLS gives way to
     /// `redis-server`: it is the client that is tested.
-    ///
-    /// [`Server::tls_addr`]: crate::Server::tls_addr
     pub fn tls(mut self, certificate: &Certificate, clients: Option<&Authority>) -> Self {
         // Without a certificate it ends at once, and says what it lacks.
         let tried = Command::new(&self.binary)
