@@ -32,8 +32,9 @@ pub const SIDES: usize = 3;
 /// Within this time no silence is taken for a death.
 pub const DOWN_AFTER_MS: u64 = 500;
 
-/// How long it may take until all is well after a fault.
-const HEALING: Duration = Duration::from_secs(60);
+/// How long it may take until all is well after a fault. A sentinel that stood still for two
+/// seconds does nothing for the next thirty, and again after each further time.
+const HEALING: Duration = Duration::from_secs(180);
 
 /// How long anybody may take to answer who is not hurt.
 const ANSWER: Duration = Duration::from_secs(5);
