@@ -90,8 +90,8 @@ def hold_of(lines, monkeypatch, wait, **options):
     locks.world, world.locks, locks.is_checked = world, locks, True
     monkeypatch.setattr(locks, "watch", lambda hold: None)
     # It is subscribed already.
-    locks.heard_of[locks._channel] = ear = locks.ear(b"k")
-    ear._channels[locks._channel] = world.event()
+    first = locks.ear(b"k")
+    monkeypatch.setattr(core.Ear, "hears", lambda ear, channel: ear is first)
     monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
     monkeypatch.setattr(core, "now", lambda: world.time)
     world.hold = core.BaseHold(locks.lock("k", lease=30, **options), wait)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from ._errors import NO_PERMISSION, UNKNOWN, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
-from ._wire import milliseconds, netstrings, new_name, now, own_options, tag_of, valid_until
+from ._wire import milliseconds, netstrings, new_name, now, tag_of, valid_until
 
 log = logging.getLogger("redis_native_lock")
 
@@ -53,10 +53,13 @@ class World:
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # Returns a future.
 
-    # A connection of its own, made as the client makes its own.
+    # A connection of its own, made as the client makes its own. But it may be silent for long, and is of RESP2.
     async def open(self, key: bytes) -> Any:
         pool = self.pool(key)
-        connection = pool.connection_class(**own_options(pool.connection_kwargs))
+        options = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
+        options |= {"protocol": 2, "decode_responses": False, "socket_timeout": None}
+        options.pop("response_callbacks", None)
+        connection = pool.connection_class(**options)
         await settled(connection.connect())
         # It would connect again by itself, and nobody would listen there.
         connection.connect = connection.connect_check_health = _refuse
@@ -98,23 +101,6 @@ class World:
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)
 
-    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = 0.0) -> bool | None:
-        """Sends what gives a lock back, in the background if that is not answered soon. Returns whether there was
-        something to give back, or none if that is not known."""
-        if pause:
-            await self.sleep(pause * random.uniform(0.5, 1))
-        try:
-            return bool(await self.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
-        except Exception as error:
-            its = meaning(error)
-            is_to_go_on = (its.may_pass or its is UNKNOWN) and now() < until
-            log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
-            if is_to_go_on:
-                self.spawn(self.give_back(args, until, min(pause * 2, PAUSE_MAX) or PAUSE))
-            if its is UNKNOWN:
-                raise
-            return False if its.is_refusal and not its.may_pass else None
-
 
 def _refuse(**_: Any) -> None:
     raise ConnectionError("the connection has ended")
@@ -134,6 +120,9 @@ class Ear:
         self._channels: dict[bytes, Any] = {}
         self._connection: Any = None
         self._error: Exception | None = None
+
+    def hears(self, channel: bytes) -> bool:
+        return self._error is None and channel in self._channels and bool(self._channels[channel].is_set())
 
     async def subscribe(self, key: bytes, channel: bytes, within: float) -> None:
         """Returns when the server has said, from now on if it has said so before, that it publishes to us."""
@@ -169,7 +158,6 @@ class Ear:
                     raise ConnectionError("the server has ended the subscription")
                 else:
                     self._channels[channel].set()
-                    self._locks.heard_of[channel] = self
         except Exception as failure:
             error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
         finally:
@@ -179,9 +167,7 @@ class Ear:
         self._error = self._error or error or ConnectionError("the subscription is closed")
         if self._locks.ears.get(self._node) is self:
             del self._locks.ears[self._node]
-        for channel, known in list(self._channels.items()):
-            if self._locks.heard_of.get(channel) is self:
-                del self._locks.heard_of[channel]
+        for known in list(self._channels.values()):
             known.set()
         for hold in list(self._locks.holds.values()):
             if hold.ear is self:
@@ -197,8 +183,8 @@ class BaseHold:
     lost: Any  # An event: it is set when the hold can't be relied upon any more.
     ear: Ear | None = None
     due_at = _renew_at = _valid_until = ENDLESS  # When it is to be looked at; and why.
-    _told, _first_lease = b"", 0.0  # How its place has ended, as the subscription has heard.
-    _was_silent, _is_over = False, False
+    _told, _first_lease = b"0", 0.0  # How its place has ended, as the subscription has heard: b"" is not at all.
+    _granted_at, _is_over = -ENDLESS, False
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
@@ -236,7 +222,7 @@ class BaseHold:
 
     async def _give_up(self) -> None:
         async with self._mutex:
-            await self._world.give_back(self._releasing(), now() + max(self._lease, PLACE_MAX))
+            await self._give_back()
 
     def _left(self) -> float:
         return self._wait_until - now()
@@ -246,7 +232,8 @@ class BaseHold:
         while not self.token:
             try:
                 await self._once()
-            except Exception as error:
+            except BaseException as error:
+                self._is_in_doubt |= not meaning(error).is_refusal
                 if self._left() <= pause or not meaning(error).may_pass:
                     raise
                 log.warning("%r is asked for again: %s", self.key, error)
@@ -259,8 +246,8 @@ class BaseHold:
                 raise LockBusy(f"the lock {self.key!r} is busy")
 
     async def _once(self) -> None:
-        channel = self._locks.channel(self.key)
-        if self._left() <= 0 or channel not in self._locks.heard_of:
+        channel, known = self._locks.channel(self.key), self._locks.ears.get(self._world.node(self.key))
+        if self._left() <= 0 or known is None or not known.hears(channel):
             # Who does not have to wait needs no subscription. And by a command the client learns where the key is now.
             await self._ask()
             if self.token or self._left() <= 0:
@@ -277,11 +264,7 @@ class BaseHold:
 
     async def _ask(self, *how: Any) -> None:
         sent = now()
-        try:
-            reply = await self._world.shielded(self._send(self._acquiring(*how)))
-        except BaseException as error:
-            self._is_in_doubt |= not meaning(error).is_refusal
-            raise
+        reply = await self._world.shielded(self._send(self._acquiring(*how)))
         self._is_in_doubt |= reply is not None
         if reply:
             if valid_until(sent, self._lease) <= now():
@@ -294,20 +277,18 @@ class BaseHold:
 
     async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
-        known = self._locks.heard_of.get(channel)
-        self.ear, self._told = known or self._locks.ear(self.key), b""
+        was_silent, self.ear, self._told = not self._told, self._locks.ear(self.key), b""
         self.heard.clear()
         # After a silence, too: whether the server still answers there.
-        if known is None or self._was_silent:
+        if was_silent or not self.ear.hears(channel):
             await self.ear.subscribe(self.key, channel, self._within())
         await self._ask("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
         if self.token:
             return
-        self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
+        await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
         if self._told.startswith(b"-"):
-            error = translated(self._world.library.ResponseError(self._told[1:].decode("utf-8", "replace")))
-            self._is_in_doubt = not meaning(error).is_refusal
-            raise error
+            self._is_in_doubt = False
+            raise translated(self._world.library.ResponseError(self._told[1:].decode("utf-8", "replace")))
         if int(self._told or 0):
             self._trust(int(self._told), min(self._first_lease, self._lease))
         else:
@@ -394,6 +375,7 @@ class BaseHold:
 
     def _end(self) -> None:
         self._is_over = True
+        self._left_alone_at = now() + (self._lease if self.token else max(self._lease, PLACE_MAX))
         self._locks.holds.pop(self.owner, None)
 
     def _lose(self) -> None:
@@ -426,10 +408,23 @@ class BaseHold:
             log.warning("%r was over before its work", self.key)
         return had
 
-    async def _give_back(self) -> bool | None:
-        rest = self._lock.at_least - (now() - self._granted_at)
+    async def _give_back(self, pause: float = 0.0) -> bool | None:
+        """Returns whether there was something to give back: none if that is not answered soon, and goes on."""
+        if pause:
+            await self._world.sleep(pause * random.uniform(0.5, 1))
+        rest = self._granted_at + self._lock.at_least - now()
         args = self._renewing(rest) if rest > 0 else self._releasing()
-        return await self._world.give_back(args, now() + self._lease)
+        try:
+            return bool(await self._world.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
+        except Exception as error:
+            its = meaning(error)
+            is_to_go_on = (its.may_pass or its is UNKNOWN) and now() < self._left_alone_at
+            log.warning("%r is not given back%s: %s", self.key, " yet" if is_to_go_on else "", error)
+            if is_to_go_on:
+                self._world.spawn(self._give_back(min(pause * 2, PAUSE_MAX) or PAUSE))
+            if its is UNKNOWN:
+                raise
+            return False if its.is_refusal and not its.may_pass else None
 
 
 def _checked(lease: float) -> float:
@@ -457,9 +452,7 @@ class BaseLock(Generic[H]):
 
     async def _acquire(self, wait: float | None = None) -> H:
         """Waits at most so many seconds, or as long as `lock` was told. Raises `LockBusy`."""
-        self.locks.begin()
-        if not self.locks.is_checked:
-            await self.locks.check_version()
+        await self.locks.begin()
         hold = self.locks.hold_type(self, self.wait if wait is None else wait)
         await hold.take()
         return hold
@@ -484,7 +477,7 @@ class BaseLocks(Generic[L, H]):
     alive: "weakref.WeakSet[BaseLocks[Any, Any]]" = weakref.WeakSet()
 
     def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
-        self.world, self._lease, self.is_checked = self.world_type(client), _checked(lease), False
+        self.client, self._lease, self.is_checked = client, _checked(lease), False
         self._prefix = prefix.encode() if isinstance(prefix, str) else prefix
         self.holds: dict[str, BaseHold] = {}
         self.alive.add(self)
@@ -492,12 +485,11 @@ class BaseLocks(Generic[L, H]):
 
     def reset(self) -> None:
         """After a fork, too: holds, waits and subscriptions are the parent's."""
+        self.world = self.world_type(self.client)
         self._channel = b"redislock:" + new_name().encode()
         # By owner, from the first request to the end.
         inherited, self.holds = list(self.holds.values()), {}
-        # By server; and by the channels of which the server has said that it publishes to us.
-        self.ears: dict[str, Ear] = {}
-        self.heard_of: dict[bytes, Ear] = {}
+        self.ears: dict[str, Ear] = {}  # By server.
         for hold in inherited:
             hold._is_over, hold.lost = True, self.world.event()
             hold.lost.set()
@@ -506,40 +498,33 @@ class BaseLocks(Generic[L, H]):
         self._looks_at, self._wake = 0.0, self.world.event()
         self._mutex = threading.Lock()
 
-    def begin(self) -> None: ...  # Before each acquire.
-
     def watch(self, hold: BaseHold) -> None:
         """Sees to it that the hold is looked at when it is due."""
         with self._mutex:
             if hold.due_at < self._looks_at:
                 self._wake.set()
-            if self.looking is None:
+            # It may have been cancelled.
+            if self.looking is None or self.looking.done():
                 self.looking = self.world.spawn(self._look())
 
     async def _look(self) -> None:
         """Looks at the holds when one of them is due, as long as there are any."""
-        try:
-            while self._look_once():
-                await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
-        except BaseException:
-            self.looking = None
-            raise
-
-    def _look_once(self) -> bool:
-        for hold in list(self.holds.values()):
-            try:
-                if hold.due_at <= now():
-                    hold.look()
-            except Exception:
-                # No thread could be started, or `on_loss` has failed.
-                log.exception("%r could not be looked after, and will be again", hold.key)
-                hold._plan(now() + max(PAUSE, hold.valid_for() / 8))
-        with self._mutex:
-            self._wake.clear()
-            self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
-            if not (are_any := bool(self.holds)):
-                self.looking = None
-        return are_any
+        while True:
+            for hold in list(self.holds.values()):
+                try:
+                    if hold.due_at <= now():
+                        hold.look()
+                except Exception:
+                    # No thread could be started, or `on_loss` has failed.
+                    log.exception("%r could not be looked after, and will be again", hold.key)
+                    hold._plan(now() + max(PAUSE, hold.valid_for() / 8))
+            with self._mutex:
+                self._wake.clear()
+                self._looks_at = min([now() + PAUSE_MAX, *(hold.due_at for hold in list(self.holds.values()))])
+                if not self.holds:
+                    self.looking = None
+                    return
+            await self.world.wait(self._wake, max(0.0, self._looks_at - now()))
 
     def lock(
         self,
@@ -557,13 +542,14 @@ class BaseLocks(Generic[L, H]):
         if (shared and limit is not None) or (limit is not None and not 1 <= limit < 1 << 53):
             raise ValueError("a lock is shared, or has a limit of 1 to 2^53 - 1")
         mode: tuple[Any, ...] = ("SHARED",) if shared else () if limit is None else ("LIMIT", limit)
-        whole = self._prefix + (key.encode() if isinstance(key, str) else key)
-        return self.lock_type(
-            self, whole, self._lease if lease is None else _checked(lease), mode, wait, at_least, renew
-        )
+        key = self._prefix + (key.encode() if isinstance(key, str) else key)
+        lease = self._lease if lease is None else _checked(lease)
+        return self.lock_type(self, key, lease, mode, wait, at_least, renew)
 
-    async def check_version(self) -> None:
-        """Asks for the module's version, where that is allowed and it has one."""
+    async def begin(self) -> None:
+        """Before the first acquire it asks for the module's version, where that is allowed and it has one."""
+        if self.is_checked:
+            return
         self.is_checked, info = True, ""
         with contextlib.suppress(Exception):
             # Whatever it is, the acquire will say.

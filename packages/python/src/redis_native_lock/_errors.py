@@ -62,15 +62,11 @@ _MEANINGS = [(set(words.split()), meaning) for words, meaning in _TABLE]
 
 
 def meaning(error: BaseException) -> Meaning:
-    if isinstance(error, TimeoutError) and not isinstance(error, NativeLockError):
-        # Python's own is the application's: a client library raises one of its own.
+    if not isinstance(error, Exception) or isinstance(error, TimeoutError) and not isinstance(error, NativeLockError):
+        # Python's own time-out is the application's: a client library raises one of its own.
         return UNKNOWN
-    names = {code(error), *(cls.__name__ for cls in type(error).__mro__)}
+    names = {str(error).partition(" ")[0], *(cls.__name__ for cls in type(error).__mro__)}
     return next((meaning for words, meaning in _MEANINGS if words & names), UNKNOWN)
-
-
-def code(error: BaseException) -> str:
-    return str(error).partition(" ")[0]
 
 
 def translated(error: Exception) -> Exception:

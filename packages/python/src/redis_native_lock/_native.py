@@ -2,15 +2,12 @@
 
 import functools
 import importlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold, settled
-from ._errors import LockBusy, NativeLockError, code, library_of, meaning
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, log, settled
+from ._errors import LockBusy, NativeLockError, library_of, meaning
 from ._wire import now
-
-log = logging.getLogger("redis_native_lock")
 
 
 @functools.cache
@@ -50,7 +47,7 @@ class _Native:
                 return False
             except self.errors.ResponseError as error:
                 # The key may still be a string of their own lock: then it is asked for again, as they do.
-                if code(error) != "WRONGTYPE":
+                if not str(error).startswith("WRONGTYPE"):
                     raise
             pause = self.sleep if sleep is None else sleep
             if now() + pause > until:

@@ -3,7 +3,6 @@
 import binascii
 import os
 import time
-from typing import Any
 
 # This clock goes on while the machine is suspended, as leases do.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -48,11 +47,3 @@ def tag_of(slot: int) -> bytes:
         _tags.setdefault(binascii.crc_hqx(b"%d" % word, 0) % 16384, b"%d" % word)
         word += 1
     return _tags[slot]
-
-
-def own_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the client's connections for one of ours: its replies are raw, and as RESP2 has them, and
-    it may be silent for long."""
-    ours = {name: value for name, value in options.items() if "maint_notifications" not in name}
-    ours.pop("response_callbacks", None)
-    return {**ours, "protocol": 2, "decode_responses": False, "socket_timeout": None}

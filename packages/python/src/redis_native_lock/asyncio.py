@@ -101,12 +101,12 @@ class Locks(BaseLocks[Lock, Hold]):
     world: Tasks
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         # In another event loop all begins anew, as after a fork.
         before, self._loop = self._loop, asyncio.get_running_loop()
         if before not in (None, self._loop):
-            self.world = Tasks(self.world.client)
             self.reset()
+        await super().begin()
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
@@ -116,7 +116,6 @@ class Locks(BaseLocks[Lock, Hold]):
             await asyncio.wait(background, timeout=REPLY_WITHIN)
 
 
-# For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.
 NativeLock = functools.partial(native_lock, "asyncio.lock", Locks, lambda method: method)
 
 __all__ = [
