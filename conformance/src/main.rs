@@ -21,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use redis_lock_testing::{Control, Result};
+use redis_lock_testing::{Control, Error, Result};
 
 use bed::{Bed, now_ms};
 use player::{Player, Record, Stop};
@@ -99,6 +99,11 @@ fn run(options: &Options) -> Result<bool> {
     let wanted = &options.language;
     let is_wanted = |it: &Language| wanted.iter().any(|name| it.title().contains(name));
     languages.retain(|it| wanted.is_empty() || is_wanted(it));
+    if languages.is_empty() || scenarios.is_empty() {
+        return Err(Error::msg(
+            "no language or no scenario has this in its name",
+        ));
+    }
     languages.iter().try_for_each(Language::build)?;
     // Whoever catches a panic tells of it.
     std::panic::set_hook(Box::new(|_| {}));
