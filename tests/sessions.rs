@@ -86,7 +86,7 @@ fn a_waiter_with_a_session_is_bound_from_its_grant_on() {
 #[test]
 fn a_hold_that_was_lost_is_not_kept_up_any_more() {
     for lose in ["DEL k", "FLUSHALL", "LOCK.BREAK k", "PEXPIRE k 0"] {
-        bound(300).run(&format!(
+        bound(1500).run(&format!(
             "lock_sessions = 1
             o > {lose}
             until lock_sessions = 0
