@@ -34,7 +34,7 @@ export function codeOf(error: unknown): string {
 export const isRefusal = (error: unknown): boolean => !["", "NOREPLICAS"].includes(codeOf(error));
 
 /** Whether the same request may succeed later: also what is no answer at all. */
-export const mayPass = (error: unknown): boolean => PASSING.includes(codeOf(error));
+export const mayPass = (error: unknown): boolean => PASSING.includes(codeOf(error)) && !(error instanceof NoModule);
 
 /** This package's error for one of the client library's, if it has one. */
 export function translated(error: unknown): unknown {

@@ -40,12 +40,15 @@ export type Work<T> = (hold: Hold) => T | PromiseLike<T>;
 
 /** Locks on the server of this client. */
 export function createLocks(client: Client, options: LocksOptions = {}): Locks {
-  return new Locks(new Core(serverOf(client), options.onError), options);
+  return new Locks(client, options);
 }
 
 export class Locks implements AsyncDisposable {
-  /** @internal */
-  constructor(private readonly core: Core, private readonly options: LocksOptions) {}
+  private readonly core: Core;
+
+  constructor(client: Client, private readonly options: LocksOptions) {
+    this.core = new Core(serverOf(client), options.onError ?? ((error) => process.emitWarning(error)));
+  }
 
   /** Waits for the lock, does the work, and gives the lock back. Rejects with `LockBusy` where it is not had in time. */
   using<T>(key: Key, work: Work<T>): Promise<T>;
