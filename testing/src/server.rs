@@ -239,7 +239,7 @@ impl Server {
         ensure!(is_running, "the server of {dir} died");
         ensure!(
             !self.log().contains("panic"),
-            "that of {dir} caught a panic"
+            "the server of {dir} caught a panic"
         );
         Ok(())
     }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::{Server, Setup};
 
 const SOURCE: &str = include_str!("clock/settable.c");
-/// Of a number in its file, in bytes.
+/// How many bytes each number in its file has.
 const WIDTH: u64 = 8;
 
 /// The wall clock of those processes that are started with it.
