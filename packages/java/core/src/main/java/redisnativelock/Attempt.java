@@ -39,7 +39,7 @@ final class Attempt {
   private Ear ear;
   /** What is sent goes one after the other: nothing that is late undoes anything. */
   private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
-  /** Ends when nothing that asked for the lock may be carried out any more, though it was given up long before. */
+  /** Ends when nothing of this may be carried out any more that asks for the lock, though it was given up long before. */
   private CompletableFuture<Object> settled = last;
 
   Attempt(NativeLock lock, long lease, boolean isRenewed, long wait, boolean isInterruptible) {
@@ -48,7 +48,7 @@ final class Attempt {
     this.channel = locks.channel(lock.key);
     this.lease = lease;
     this.isRenewed = isRenewed;
-    this.wait = wait;
+    this.wait = Math.max(wait, 0);
     this.isInterruptible = isInterruptible;
   }
 
@@ -135,11 +135,14 @@ final class Attempt {
   }
 
   private long ask(byte[][] command) throws InterruptedException {
-    return ask(() -> {
-      CompletableFuture<Object> answer = locks.access.send(command);
-      settled = settled.thenCombine(answer.exceptionally(error -> null), (before, reply) -> null);
-      return locks.timed(answer, REPLY_WITHIN);
-    }, within());
+    return ask(() -> send(command, REPLY_WITHIN), within());
+  }
+
+  /** Sends what may come late. Nothing is given back before it has ended. */
+  CompletableFuture<Object> send(byte[][] command, long within) {
+    CompletableFuture<Object> answer = locks.access.send(command);
+    settled = settled.thenCombine(answer.exceptionally(error -> null), (before, reply) -> null);
+    return locks.timed(answer, within);
   }
 
   /** What it is answered with, and 0 for null. */
@@ -190,7 +193,7 @@ final class Attempt {
       // The owner is new, so the grant came after its first request.
       validUntil = began + Wire.reliedUpon(Math.min(told.lease(), lease));
       claim(told.token(), told.lease());
-    } else if (left() > 0) {
+    } else {
       ear.doubt(channel);
     }
   }
@@ -233,7 +236,7 @@ final class Attempt {
   /** Sends what gives the lock back, for which nothing is heard any more. */
   CompletableFuture<Object> insist(Supplier<byte[][]> command) {
     locks.waits.remove(owner);
-    long until = System.nanoTime() + Math.max(lease, PLACE_MAX);
+    long until = System.nanoTime() + (wait > 0 ? Math.max(lease, PLACE_MAX) : lease);
     return next(() -> settled.thenCompose(done -> locks.insist(lock.getName(), command, until, 0)));
   }
 }

@@ -1,5 +1,7 @@
 package redisnativelock;
 
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+
 import java.nio.ByteBuffer;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -25,7 +27,7 @@ final class Ear {
 
   CompletableFuture<?> subscribe(byte[] channel) {
     CompletableFuture<?> answer = channels.computeIfAbsent(ByteBuffer.wrap(channel),
-        absent -> opened.thenCompose(link -> link.subscribe(channel)));
+        absent -> opened.thenCompose(link -> link.subscribe(channel)).orTimeout(Attempt.REPLY_WITHIN, NANOSECONDS));
     return answer.whenComplete((done, refused) -> {
       if (refused != null) {
         // What was refused may be allowed later.

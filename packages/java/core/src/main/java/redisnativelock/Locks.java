@@ -54,7 +54,7 @@ public final class Locks implements AutoCloseable {
   /** The lock of a name that may be any bytes. */
   public NativeLock lock(byte[] key) {
     byte[] whole = ByteBuffer.allocate(prefix.length + key.length).put(prefix).put(key).array();
-    return new NativeLock(this, whole, 1, lease, Duration.ZERO);
+    return new NativeLock(this, whole, 1, lease, 0);
   }
 
   /** Ends the subscriptions; who still waits opens another. What is held stays held and renewed. */

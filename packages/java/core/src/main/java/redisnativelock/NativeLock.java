@@ -32,11 +32,11 @@ public final class NativeLock implements Lock {
   final byte[] key;
   /** 1 for a lock that is held alone, {@link #SHARED} for a shared one. */
   final int limit;
-  final Duration atLeast;
+  final long atLeast;
   private final String name;
   private final Duration lease;
 
-  NativeLock(Locks locks, byte[] key, int limit, Duration lease, Duration atLeast) {
+  NativeLock(Locks locks, byte[] key, int limit, Duration lease, long atLeast) {
     this.locks = locks;
     this.key = key;
     this.limit = limit;
@@ -66,7 +66,7 @@ public final class NativeLock implements Lock {
 
   /** The same lock, which stays taken for so long after its grant, however short its work. */
   public NativeLock atLeast(Duration atLeast) {
-    return new NativeLock(locks, key, limit, lease, atLeast);
+    return new NativeLock(locks, key, limit, lease, atLeast.toNanos());
   }
 
   /** Returns null where the lock was not had in time. */

@@ -32,7 +32,8 @@ public final class NativeLockException extends RuntimeException {
       return new NativeLockException(NO_MODULE, "the server does not know LOCK.ACQUIRE: load the lock module there (a line "
           + "`loadmodule /path/to/libredislock.so` in redis.conf, then a restart)", cause);
     }
-    return new NativeLockException(reply.split(" ", 2)[0], reply, cause);
+    boolean isFull = reply.contains("max number of clients");
+    return new NativeLockException(isFull ? UNANSWERED : reply.split(" ", 2)[0], reply, cause);
   }
 
   public String code() {

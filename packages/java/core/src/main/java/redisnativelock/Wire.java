@@ -3,6 +3,8 @@ package redisnativelock;
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
+import java.util.stream.Stream;
+
 /** What is sent to the server and told by it, and how leases are counted. Times are in nanoseconds. */
 final class Wire {
   static final long MILLISECOND = 1_000_000;
@@ -14,11 +16,7 @@ final class Wire {
   }
 
   static byte[][] command(Object... words) {
-    byte[][] command = new byte[words.length][];
-    for (int at = 0; at < words.length; at++) {
-      command[at] = bytes(words[at]);
-    }
-    return command;
+    return Stream.of(words).map(Wire::bytes).toArray(byte[][]::new);
   }
 
   /** In whole milliseconds, and one at least. */

@@ -19,7 +19,7 @@ class ExclusionTest extends WithServer {
     long first = lock.lockAndGetToken();
     Threads.begin(() -> {
       assertFalse(lock.tryLock());
-      assertFalse(lock.tryLock(0, TimeUnit.SECONDS));
+      assertFalse(lock.tryLock(0, TimeUnit.SECONDS) || lock.tryLock(Long.MIN_VALUE, TimeUnit.SECONDS));
       assertFalse(lock.tryLock(1, TimeUnit.MILLISECONDS));
       assertFalse(lock.tryLock(1, 500, TimeUnit.MILLISECONDS));
       until(() -> server.lock("l").get("waiters").equals(List.of()));
@@ -123,6 +123,7 @@ class ExclusionTest extends WithServer {
     assertEquals("held", server.lock("app:x").get("state"));
     prefixed.lock("x").unlock();
     assertThrows(IllegalArgumentException.class, () -> permits.limit(0));
+    assertThrows(NullPointerException.class, () -> permits.atLeast(null));
     assertThrows(IllegalArgumentException.class, () -> permits.lock(0, TimeUnit.SECONDS));
   }
 

@@ -20,6 +20,7 @@ enum Library {
   JEDIS,
   LETTUCE;
 
+  private static final DefaultJedisClientConfig CONFIG = DefaultJedisClientConfig.builder().build();
   private static final Deque<AutoCloseable> OPENED = new ArrayDeque<>();
 
   private static <T extends AutoCloseable> T opened(T resource) {
@@ -50,10 +51,9 @@ enum Library {
   }
 
   RedisAccess access(int port) {
-    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
     if (this == JEDIS) {
       HostAndPort address = new HostAndPort("127.0.0.1", port);
-      return JedisAccess.of(opened(new JedisPooled(address, config)), address, config);
+      return JedisAccess.of(opened(new JedisPooled(address, CONFIG)), address, CONFIG);
     }
     RedisClient client = RedisClient.create();
     OPENED.push(client::shutdown);
@@ -61,9 +61,8 @@ enum Library {
   }
 
   RedisAccess cluster(int port) {
-    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
     if (this == JEDIS) {
-      return JedisAccess.cluster(opened(new JedisCluster(Set.of(new HostAndPort("127.0.0.1", port)), config)), config);
+      return JedisAccess.cluster(opened(new JedisCluster(Set.of(new HostAndPort("127.0.0.1", port)), CONFIG)), CONFIG);
     }
     RedisClusterClient client = RedisClusterClient.create(RedisURI.create("127.0.0.1", port));
     OPENED.push(client::shutdown);

@@ -55,7 +55,8 @@ class RefusalTest extends WithServer {
   }
 
   @ParameterizedTest
-  @CsvSource({"RELEASE,UNANSWERED", "RELEASE,BUSY", "RELEASE,MISCONF", "ACQUIRE,UNANSWERED", "ACQUIRE,BUSY"})
+  @CsvSource({"RELEASE,UNANSWERED", "RELEASE,BUSY", "RELEASE,MISCONF", "ACQUIRE,UNANSWERED", "ACQUIRE,BUSY",
+      "RELEASE,ERR max number of clients reached", "ACQUIRE,ERR max number of clients reached"})
   void whatPassesIsTriedAgainAndIsNoLoss(String command, String code) throws Exception {
     Locks locks = answering("LOCK." + command, send ->
         (code.equals("UNANSWERED") ? send.get() : CompletableFuture.completedFuture(null))

@@ -1,10 +1,7 @@
 package redisnativelock;
 
 import java.util.List;
-import java.util.concurrent.Callable;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Future;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.*;
 
 /** A thread with a result. */
 final class Threads<T> {

@@ -94,29 +94,25 @@ public final class JedisAccess implements RedisAccess {
   @Override
   public CompletableFuture<Link> open(byte[] key, Consumer<byte[]> messages, Consumer<Throwable> ended) {
     return CompletableFuture.supplyAsync(() -> {
-      OwnConnection own = new OwnConnection(address(key), config, primary == null, messages);
-      THREADS.execute(() -> ended.accept(own.read()));
+      OwnConnection own = new OwnConnection(address(key));
+      THREADS.execute(() -> ended.accept(own.read(messages)));
       return own;
     }, THREADS);
   }
 
   /** A connection that one thread reads from, while others write to it. */
-  private static final class OwnConnection extends Connection implements Link {
+  private final class OwnConnection extends Connection implements Link {
     private final ReentrantLock writing = new ReentrantLock();
     private final Queue<CompletableFuture<Object>> unanswered = new ConcurrentLinkedQueue<>();
-    private final Protocol.Command subscribe;
-    private final Consumer<byte[]> messages;
 
-    OwnConnection(HostAndPort address, JedisClientConfig config, boolean isSharded, Consumer<byte[]> messages) {
+    OwnConnection(HostAndPort address) {
       super(address, config);
-      subscribe = isSharded ? Protocol.Command.SSUBSCRIBE : Protocol.Command.SUBSCRIBE;
-      this.messages = messages;
       setSoTimeout(0);
     }
 
     @Override
     public CompletableFuture<?> subscribe(byte[] channel) {
-      return send(subscribe.getRaw(), channel);
+      return send((primary == null ? Protocol.Command.SSUBSCRIBE : Protocol.Command.SUBSCRIBE).getRaw(), channel);
     }
 
     @Override
@@ -139,7 +135,7 @@ public final class JedisAccess implements RedisAccess {
     }
 
     /** Reads until the connection has ended, and returns why. */
-    Throwable read() {
+    Throwable read(Consumer<byte[]> messages) {
       while (true) {
         try {
           Object reply = getUnflushedObject();

@@ -15,6 +15,8 @@ import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import io.netty.buffer.ByteBuf;
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.Arrays;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
@@ -122,11 +124,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   }
 
   private static CompletableFuture<Object> send(StatefulConnection<byte[], byte[]> to, byte[][] command) {
-    CommandArgs<byte[], byte[]> args = new CommandArgs<>(CODEC);
-    for (int at = 1; at < command.length; at++) {
-      // The first one is the key.
-      args = at == 1 ? args.addKey(command[at]) : args.add(command[at]);
-    }
+    CommandArgs<byte[], byte[]> args = new CommandArgs<>(CODEC).addKey(command[1]);
+    Arrays.stream(command).skip(2).forEach(args::add);
     var sent = new AsyncCommand<>(new Command<>(() -> command[0], new Reply(), args)) {
       private int times;
 
@@ -186,6 +185,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
       this.ended = ended;
       own.addListener((io.lettuce.core.pubsub.RedisPubSubListener<byte[], byte[]>) this);
       own.addListener((RedisConnectionStateListener) this);
+      // A BLOCK has a time of its own.
+      own.setTimeout(Duration.ZERO);
     }
 
     @Override

@@ -1,7 +1,7 @@
 package redisnativelock.shedlock;
 
 import java.time.Duration;
-import java.util.Optional;
+import java.util.*;
 import net.javacrumbs.shedlock.core.*;
 import redisnativelock.*;
 
@@ -33,9 +33,7 @@ public final class NativeLockProvider implements ExtensibleLockProvider {
   }
 
   private static Duration atMost(LockConfiguration configuration) {
-    Duration shortest = Duration.ofMillis(1);
-    Duration atMost = configuration.getLockAtMostFor();
-    return atMost.compareTo(shortest) < 0 ? shortest : atMost;
+    return Collections.max(List.of(configuration.getLockAtMostFor(), Duration.ofMillis(1)));
   }
 
   private static final class HeldLock extends AbstractSimpleLock {
