@@ -18,10 +18,7 @@ type Hold struct {
 	grantedAt time.Duration
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
-	// Is locked while a renewal is under way.
-	renewing sync.Mutex
-
-	mu sync.Mutex
+	mu        sync.Mutex
 	// The shortest lease of a renewal that was not answered: it may come yet.
 	unanswered      time.Duration
 	renewal, expiry *time.Timer
@@ -29,19 +26,18 @@ type Hold struct {
 	over error
 }
 
-func newHold(ctx context.Context, a *attempt) *Hold {
+func newHold(ctx context.Context, a *attempt) (*Hold, error) {
 	h := &Hold{attempt: a, grantedAt: a.locks.now(), unanswered: forever}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.renewal = time.AfterFunc(forever, func() { _ = h.Renew(context.Background(), 0) })
-	h.expiry = time.AfterFunc(forever, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.watch()
-	})
-	h.schedule()
-	return h
+	h.expiry = time.AfterFunc(forever, func() { _ = h.whyOver() })
+	if h.schedule(); h.over != nil {
+		// The answer came when its lease was over.
+		return nil, h.over
+	}
+	return h, nil
 }
 
 // Key is that of the lock, with its prefix.
@@ -147,20 +143,19 @@ func (h *Hold) ending() []any {
 func (h *Hold) schedule() {
 	left := h.validUntil - h.locks.now()
 	h.renewal.Reset(max(left-h.lease*2/3, min(h.lease/30, left/4)))
-	h.watch()
+	_ = h.look()
 }
 
-// watch looks whether it is over, and again in time. Timers stand still while a machine is suspended, leases do not.
-func (h *Hold) watch() {
-	if h.look() == nil {
-		h.expiry.Reset(min(h.validUntil-h.locks.now(), time.Second))
-	}
-}
-
-// look tells why it is over, and notices if that is new.
+// look tells why it is over, and notices if that is new. Else it looks again in time: timers stand still while a machine is
+// suspended, leases do not.
 func (h *Hold) look() error {
-	if h.over == nil && h.locks.now() >= h.validUntil {
+	left := h.validUntil - h.locks.now()
+	switch {
+	case h.over != nil:
+	case left <= 0:
 		h.lose("its lease was not renewed in time")
+	default:
+		h.expiry.Reset(min(left, time.Second))
 	}
 	return h.over
 }

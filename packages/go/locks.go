@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,7 +121,7 @@ func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx,
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, 0) }
 
 func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) {
-	if err := m.locks.check(ctx); err != nil {
+	if err := m.locks.check(ctx, m.key); err != nil {
 		return nil, err
 	}
 	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), told: make(chan message, 1)}
@@ -129,12 +130,7 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 		a.leave(err)
 		return nil, err
 	}
-	h := newHold(ctx, a)
-	if over := h.whyOver(); over != nil {
-		// The answer came when its lease was over.
-		return nil, over
-	}
-	return h, nil
+	return newHold(ctx, a)
 }
 
 // Do waits for the lock as [Mutex.Lock] does, works, and releases. It returns the work's error; and [ErrLost] where the
@@ -156,12 +152,12 @@ func (m *Mutex) Do(ctx context.Context, work func(*Hold) error) error {
 var version = regexp.MustCompile(`lock_version:0\.[01]\.\S*`)
 
 // check asks once for the module's version, where that is allowed and it has one: 0.2 is the least.
-func (l *Locks) check(ctx context.Context) error {
+func (l *Locks) check(ctx context.Context, key string) error {
 	if ctx.Err() != nil || l.isChecked.Swap(true) {
-		return context.Cause(ctx)
+		return ended(ctx, key)
 	}
 	// If there is an error, the acquire will say.
-	info, _ := ask(ctx, replyWithin, func(ctx context.Context) (string, error) { return l.client.Info(ctx, "lock").Result() })
+	info, _ := ask(ctx, releaseWithin, func(ctx context.Context) (string, error) { return l.client.Info(ctx, "lock").Result() })
 	if old := version.FindString(info); old != "" {
 		l.isChecked.Store(false)
 		return fmt.Errorf("%w: it has %s, load 0.2.0 or later", ErrNoModule, old)
@@ -189,13 +185,14 @@ func (l *locker) Lock() {
 	l.holds = append(l.holds, h)
 }
 
-// Unlock ends the oldest, which is over if any is: who has lost the lock, and unlocks it, ends nobody else's.
+// Unlock ends one that is over, if any is: who has lost the lock, and unlocks it, ends nobody else's. Else it is the oldest.
 func (l *locker) Unlock() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.holds) == 0 {
 		panic("redisnativelock: unlock of unlocked lock")
 	}
-	_ = l.holds[0].Release()
-	l.holds = l.holds[1:]
+	at := max(0, slices.IndexFunc(l.holds, func(h *Hold) bool { return h.whyOver() != nil }))
+	_ = l.holds[at].Release()
+	l.holds = slices.Delete(l.holds, at, at+1)
 }

@@ -75,6 +75,8 @@ func TestHowLongItWaits(t *testing.T) {
 	_, err = locks.Mutex("l").Lock(short)
 	mustBe(t, err, ErrBusy)
 	mustBe(t, err, context.DeadlineExceeded)
+	_, err = locks.Mutex("l").Lock(short) // which is over already
+	mustBe(t, err, ErrBusy)
 	until(t, "their places are given up", func() bool { return s.places() == 0 })
 	mustBe(t, h.Release(), nil)
 	h = must[*Hold](t)(locks.Mutex("l", Wait(time.Millisecond)).Lock(ctx))

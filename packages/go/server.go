@@ -52,9 +52,11 @@ func (a *attempt) do(ctx context.Context, client redis.UniversalClient, within t
 // insist sends what gives a lock back until it is answered, after what is under way: neither a request nor a renewal may
 // come later.
 func (a *attempt) insist(args func() []any) (int64, error) {
+	a.renewing.Lock()
 	a.sending.Lock()
-	until := a.locks.now() + max(a.lease, placeMax)
+	until := a.locks.now() + max(a.lease, a.lasts)
 	a.sending.Unlock()
+	a.renewing.Unlock()
 	for tries, inDoubt := 0, false; ; tries++ {
 		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
 		if err == nil && inDoubt {
@@ -184,7 +186,7 @@ func (e *ear) hear(received any) {
 		}
 		if !isKnown && m.token != 0 {
 			// Nobody waits for it any more.
-			late := &attempt{lock: lock{locks: e.locks, key: m.key}, owner: m.owner, token: m.token}
+			late := &attempt{lock: lock{locks: e.locks, key: m.key}, owner: m.owner, token: m.token, lasts: m.lease}
 			go late.insist(late.release)
 		}
 	case *redis.Subscription:

@@ -30,8 +30,12 @@ type attempt struct {
 	told chan message
 	// Whether the server may have a place or a hold for it.
 	inDoubt bool
+	// Is locked while a renewal is under way.
+	renewing sync.Mutex
 	// Is locked for reading by each command that is under way.
 	sending sync.RWMutex
+	// How long the server may keep its place.
+	lasts time.Duration
 	// The grant: its token, which is 0 before, and until when it is relied upon.
 	token      int64
 	validUntil time.Duration
@@ -69,13 +73,11 @@ func (a *attempt) take(ctx context.Context, wait time.Duration) error {
 		if err == nil && a.token == 0 && isPatient {
 			err = a.wait(ctx, waiting)
 		}
-		switch why := context.Cause(ctx); {
+		switch over := ended(ctx, a.key); {
 		case err == nil && a.token != 0:
 			return nil
-		case errors.Is(why, context.DeadlineExceeded):
-			return fmt.Errorf("%w: %q: %w", ErrBusy, a.key, why)
-		case why != nil:
-			return fmt.Errorf("redisnativelock: %q: %w", a.key, why)
+		case over != nil:
+			return over
 		case err != nil && (!isPatient || !mayPass(err)):
 			return translated(err)
 		case !isPatient, left(waiting) <= 0:
@@ -84,6 +86,21 @@ func (a *attempt) take(ctx context.Context, wait time.Duration) error {
 			slog.Warn("redisnativelock: it is asked for again", "key", a.key, "error", err)
 			a.hear(waiting, waiting, pauseAfter(tries))
 		}
+	}
+}
+
+// ended is the error of a context that is over.
+func ended(ctx context.Context, key string) error {
+	if deadline, isBounded := ctx.Deadline(); isBounded && time.Until(deadline) <= 0 {
+		<-ctx.Done() // Its timer may be late.
+	}
+	switch why := context.Cause(ctx); {
+	case why == nil:
+		return nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("%w: %q: %w", ErrBusy, key, why)
+	default:
+		return fmt.Errorf("redisnativelock: %q: %w", key, why)
 	}
 }
 
@@ -138,7 +155,7 @@ func (a *attempt) queue(ctx, waiting context.Context, s *subscription) (err erro
 		return context.Cause(s.ear.ctx)
 	}
 	place := a.acquire("QUEUE", max(1, min(placeMax, left(waiting)).Milliseconds()), a.channel)
-	a.inDoubt = true
+	a.inDoubt, a.lasts = true, placeMax
 	if a.token, err = a.send(ctx, a.locks.client, within(waiting), place); err != nil || a.token != 0 {
 		return err
 	}
