@@ -17,13 +17,7 @@
 //! | [`config`] | settings |
 //! | [`redis_lock_core`] | a crate of its own: what a lock is and how it changes; no Redis, no clock, no I/O |
 //!
-//! # Invariants
-//! - The stored hash alone says who holds a lock; what the module remembers
-//!   (who waits, the last token) can be lost without harm to exclusion.
-//! - Replicas and the AOF get core commands only, and those are exactly what
-//!   was done to the data here. They need no module.
-//! - No newcomer passes a queue, and no command that fails changes anything.
-//! - A panic never reaches the server.
+//! `docs/architecture.md` has the invariants, and the way of a request.
 
 #![deny(unsafe_code)]
 // Nothing that a client sends may crash the server.

@@ -335,13 +335,12 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
     play.run("sound");
 }
 
-/// The server would read a command that is gone: in `CLIENT LIST`, at the client's next command
-/// (Redis 8.0 and later), or in its `EXEC`.
+/// The server would read a command that is gone.
 #[test]
 fn the_module_is_unloaded_only_when_no_client_has_run_its_command_last_or_is_in_a_transaction() {
     Play::start().run(
         "w > LOCK.INFO k -> _ \n o > MODULE UNLOAD lock -> !ERR \n w > PING -> _
-        h > MULTI -> OK \n o > MODULE UNLOAD lock -> !ERR \n h closes
+        h > MULTI -> OK \n o > MODULE UNLOAD lock -> !ERR \n h > EXEC -> []
         o > MODULE UNLOAD lock -> OK
         w > LOCK.INFO k -> !ERR unknown command \n o > CLIENT LIST -> _",
     );

@@ -138,12 +138,12 @@ impl Sessions {
         self.bindings.len()
     }
 
-    fn hold(&self, key: KeyRef<'_>, owner: &Owner) -> Option<HoldId> {
+    fn hold(&self, key: impl Into<KeyBuf>, owner: &Owner) -> Option<HoldId> {
         (!self.is_empty()).then(|| HoldId::new(key, owner))
     }
 
     /// What binds an owner's holds on a lock.
-    pub fn binding_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Binding> {
+    pub fn binding_of(&self, key: impl Into<KeyBuf>, owner: &Owner) -> Option<Binding> {
         self.binding(&self.hold(key, owner)?).cloned()
     }
 

@@ -14,8 +14,8 @@ use crate::server::server_str::ServerStr;
 use redis_lock_core::error::LockError;
 use redis_lock_core::usage::Usage;
 
-/// How many locks are listed where no `COUNT` is named.
-const COUNT_DEFAULT: usize = 1000;
+/// How many locks are listed at most: more would take the server too long.
+const COUNT_MAX: usize = 1000;
 
 /// `LOCK.LIST`
 pub(super) struct List;
@@ -25,7 +25,7 @@ impl Command for List {
         name: c"lock.list",
         flags: c"readonly",
         summary: c"Lists the locks that clients wait for, longest wait first.",
-        complexity: c"O(L log L + H) where L is the number of contended locks of the database, at most 10,000, and H that of the holders of those that are listed.",
+        complexity: c"O(L log L + H) where L is the number of contended locks of the database, at most 10,000, and H that of the holders of those that are listed, at most 1,000.",
         since: c"0.1.0",
         min_args: 1,
         key_change: None,
@@ -33,7 +33,8 @@ impl Command for List {
     };
 
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
-        let locks = inspect::contended(ctx, of_words(args, parse)?.unwrap_or(COUNT_DEFAULT));
+        let count = of_words(args, parse)?.unwrap_or(COUNT_MAX);
+        let locks = inspect::contended(ctx, count.min(COUNT_MAX));
         let replies = locks.into_iter().map(|(lock, holders)| {
             let owners = holders.iter().map(|owner| Reply::text(owner.as_bytes()));
             Reply::Map(vec![

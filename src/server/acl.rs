@@ -134,7 +134,7 @@ pub(crate) fn who_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
             .iter()
             .find_map(|it| word.strip_prefix(it));
         command.is_some_and(|command| command.starts_with(prefix))
-            || word.starts_with("multi=") && word != "multi=-1"
+            || word.starts_with("flags=") && word.contains('x')
     };
     lists.iter().find_map(|list| {
         let entries = match ctx.call(list, &["LIST"]).ok()? {

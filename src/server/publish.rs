@@ -29,10 +29,8 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
         Answer::Granted(granted) => token.format(granted.get()),
         Answer::NotGranted | Answer::Renewed(_) => "0",
         Answer::Refused(error) => {
-            refusal = format!(
-                "-{}",
-                refusal_text(ctx, error, || User::of(ctx, place.client))
-            );
+            let user = || User::of(ctx, place.client);
+            refusal = format!("-{}", refusal_text(ctx, error, user));
             &refusal
         }
     };
@@ -73,9 +71,13 @@ thread_local! {
 
 /// Whether anybody on this node of a cluster listens to this channel.
 pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
-    let counted = ctx.call("PUBSUB", &[b"SHARDNUMSUB", channel]);
-    let is_none = |last: &RedisValue| *last == RedisValue::Integer(0);
-    !matches!(counted, Ok(RedisValue::Array(words)) if words.last().is_some_and(is_none))
+    let count: &[u8] = match keyspace::in_cluster(ctx) {
+        true => b"SHARDNUMSUB",
+        false => b"NUMSUB",
+    };
+    let counted = ctx.call("PUBSUB", &[count, channel]);
+    let none = Some(&RedisValue::Integer(0));
+    !matches!(counted, Ok(RedisValue::Array(words)) if words.last() == none)
 }
 
 /// Notifies those who have subscribed to this event, of the module class: `d` in
@@ -117,8 +119,8 @@ pub(crate) fn release_to_all(ctx: &Context, key: &[u8], command: &str) {
 /// The same, if a client of this node listens. Returns whether one does.
 pub(crate) fn release_to_listeners(ctx: &Context, key: &[u8]) -> bool {
     let channel = redisson_channel(key);
-    // A sharded message goes to all replicas of this node, even if nobody listens.
-    if keyspace::in_cluster(ctx) && !is_listened_to(ctx, &channel) {
+    // A message is compared with all patterns, and a sharded one goes to all replicas.
+    if !is_listened_to(ctx, &channel) {
         return false;
     }
     let message = UNLOCKED.with(StaticStr::get);
@@ -128,17 +130,16 @@ pub(crate) fn release_to_listeners(ctx: &Context, key: &[u8]) -> bool {
 /// Whether anybody on this node listens to any channel that a release could be published
 /// on, as far as the server tells.
 pub(crate) fn anybody_listens(ctx: &Context) -> bool {
-    let counts: &[&str] = match keyspace::in_cluster(ctx) {
-        true => &["pubsubshard_channels:0\r"],
-        false => &["pubsub_channels:0\r", "pubsub_patterns:0\r"],
+    let none = match keyspace::in_cluster(ctx) {
+        true => "pubsubshard_channels:0\r",
+        false => "pubsub_channels:0\r",
     };
     let options = CallOptionsBuilder::new().build();
     let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["stats"]);
     let Ok(CallReply::String(info)) = &reply else {
         return true;
     };
-    let info = String::from_utf8_lossy(info.as_bytes());
-    !counts.iter().all(|none| info.contains(none))
+    !String::from_utf8_lossy(info.as_bytes()).contains(none)
 }
 
 /// Redisson puts braces around the key, for its slot, unless it has one already.

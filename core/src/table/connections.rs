@@ -7,7 +7,7 @@ use super::{Answer, LockTable};
 use crate::bounds::{ENDS_A_STEP, bound};
 use crate::ended::EndedBy;
 use crate::error::LockError;
-use crate::keys::KeyRef;
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
 use crate::outbox::Out;
 #[cfg(feature = "planted-faults")]
@@ -124,8 +124,9 @@ impl LockTable {
     /// The same for all holders of this lock.
     pub fn end_gone_on(&mut self, key: KeyRef<'_>, lock: &Lock) {
         if !self.gone.is_empty() {
+            let key = KeyBuf::from(key);
             for holder in lock.holders().iter().rev() {
-                self.end_gone(&HoldId::new(key, &holder.owner));
+                self.end_gone(&HoldId::new(key.clone(), &holder.owner));
             }
         }
     }

@@ -83,8 +83,9 @@ impl LockTable {
             false => left_ms(lock.expires_at_ms, now.ms()),
         };
         self.end_in_view(key, &mut lock, now);
+        let shared_key = KeyBuf::from(key);
         let holders = lock.holders().iter().map(|holder| {
-            let binding = self.sessions.binding_of(key, &holder.owner);
+            let binding = self.sessions.binding_of(shared_key.clone(), &holder.owner);
             let binding = binding.filter(|binding| Some(binding.token) == holder.token);
             HolderView {
                 owner: holder.owner.clone(),
