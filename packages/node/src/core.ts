@@ -105,12 +105,12 @@ export class Core {
   }
 
   /** Sends what gives a lock back until it is answered, or for so long. Resolves with the reply, if one tells what was. */
-  async insist(key: Argument, args: Argument[], forMs: number): Promise<unknown> {
+  async insist(key: Argument, args: () => Argument[], forMs: number): Promise<unknown> {
     const until = now() + forMs;
     let isInDoubt = false;
     for (const pauseMs of pauses()) {
       try {
-        const reply = await this.server.ask(args);
+        const reply = await this.server.ask(args());
         // An earlier one may have ended what the last one did not find.
         return isInDoubt && reply === null ? undefined : reply;
       } catch (error) {

@@ -13,6 +13,7 @@ const REPLY_WITHIN_MS = 5000; // How long who does not wait for the lock waits f
 const REPLY_MIN_MS = 500; // And who waits for less than this.
 const RELEASE_WITHIN_MS = 500; // How long anybody waits for what is given back, which then goes on.
 const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is done sooner spares that.
+const LATE_MS = 100; // An answer that took so long.
 const PAUSE_MAX_MS = 1000; // Before a renewal that failed is tried again.
 
 type Times = "lease" | "wait" | "atLeast" | "renew";
@@ -41,6 +42,8 @@ export class Hold implements AsyncDisposable {
   /** The command that was sent last: nothing is given up, and nothing renewed, before it has ended. */
   private underWay: Promise<unknown> = Promise.resolve();
   private leaseMs = this.request.lease;
+  /** The shortest lease of a renewal that was not answered: it may come late. */
+  private unansweredMs = Infinity;
   private validUntil = Infinity;
   private renewAt = Infinity;
   private timer: NodeJS.Timeout | undefined;
@@ -96,7 +99,7 @@ export class Hold implements AsyncDisposable {
     this.end();
     if (!this.isInDoubt) return;
     await this.underWay;
-    await this.core.insist(this.key, this.releasing(), Math.max(this.leaseMs, PLACE_MAX_MS));
+    await this.core.insist(this.key, () => this.releasing(), Math.max(this.leaseMs, PLACE_MAX_MS));
   }
 
   private async untilHeld(): Promise<void> {
@@ -238,7 +241,7 @@ export class Hold implements AsyncDisposable {
   private readonly abort = (): void => this.controller?.abort(this.loss ?? this.outer?.reason);
 
   private nextRenewal(sent: number): number {
-    return this.request.renew ? sent + this.leaseMs / 3 : Infinity;
+    return this.request.renew ? sent + Math.min(this.leaseMs, this.unansweredMs) / 3 : Infinity;
   }
 
   private plan(renewAt: number): void {
@@ -293,7 +296,9 @@ export class Hold implements AsyncDisposable {
 
   private async renewOnce(leaseMs: number): Promise<void> {
     const sent = now();
+    const beforeMs = this.unansweredMs;
     if (!this.look()) {
+      this.unansweredMs = Math.min(beforeMs, leaseMs);
       // Until it is answered the shorter of the two leases is relied upon.
       this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
       this.plan(this.renewAt);
@@ -304,8 +309,9 @@ export class Hold implements AsyncDisposable {
       if (Number(reply) === 0) this.lose("the server does not know this hold any more");
     }
     if (this.look()) throw this.loss ?? new LockLost(`the lock ${shown(this.key)} was released`);
+    this.unansweredMs = beforeMs;
     this.leaseMs = leaseMs;
-    this.validUntil = validUntil(sent, leaseMs);
+    this.validUntil = validUntil(sent, Math.min(leaseMs, beforeMs));
     this.plan(this.nextRenewal(sent));
   }
 
@@ -325,9 +331,15 @@ export class Hold implements AsyncDisposable {
     }
   }
 
-  private giveBack(): Promise<unknown> {
-    const restMs = this.request.atLeast - (now() - this.grantedAt);
-    return this.core.insist(this.key, restMs > 0 ? this.renewing(restMs) : this.releasing(), this.leaseMs);
+  private async giveBack(): Promise<unknown> {
+    const sent = now();
+    const keptUntil = this.grantedAt + this.request.atLeast;
+    const args = (): Argument[] => (keptUntil > now() ? this.renewing(keptUntil - now()) : this.releasing());
+    const reply = await this.core.insist(this.key, args, this.leaseMs);
+    // A client library that was not connected has sent it late, so that it would keep the lock for longer.
+    const isLate = keptUntil > sent && now() - sent > LATE_MS;
+    if (isLate) this.core.inBackground(this.core.insist(this.key, args, this.leaseMs));
+    return reply;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

@@ -22,7 +22,7 @@ export interface LockOptions {
   /** Milliseconds to wait: 0 does not wait, and without it the wait has no end. */
   wait?: number;
   /** Ends the wait at once. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
   /** Held together with others who share it. */
   shared?: boolean;
   /** Held by so many at most. */

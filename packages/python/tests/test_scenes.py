@@ -89,11 +89,11 @@ def hold_of(lines, monkeypatch, wait, **options):
     world, locks = Script(lines), Locks(redis.Redis())
     locks.world, world.locks, locks.is_checked = world, locks, True
     monkeypatch.setattr(locks, "watch", lambda hold: None)
+    monkeypatch.setattr(core, "now", lambda: world.time)
     # It is subscribed already.
     first = locks.ear(b"k")
     monkeypatch.setattr(core.Ear, "hears", lambda ear, channel: ear is first)
     monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
-    monkeypatch.setattr(core, "now", lambda: world.time)
     world.hold = core.BaseHold(locks.lock("k", lease=30, **options), wait)
     return world, world.hold
 

@@ -28,7 +28,7 @@ RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, whi
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
 PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
-ENDLESS = float("inf")
+ENDLESS, LONGEST = float("inf"), 315_360_000.0
 
 
 class World:
@@ -120,6 +120,7 @@ class Ear:
         self._channels: dict[bytes, Any] = {}
         self._connection: Any = None
         self._error: Exception | None = None
+        self.heard_at = now()
 
     def hears(self, channel: bytes) -> bool:
         return self._error is None and channel in self._channels and bool(self._channels[channel].is_set())
@@ -134,7 +135,7 @@ class Ear:
                 known.clear()
                 await self._send(channel)
         if self._error is None and not await self._world.wait(known, within):
-            raise ConnectionError("the subscription is not answered in time")
+            await self.close(ConnectionError("the subscription is not answered in time"))
         if self._error is not None:
             raise self._error
 
@@ -152,6 +153,7 @@ class Ear:
                     await self._send(channel)
             while self._error is None:
                 kind, channel, data = await self._world.read(connection)
+                self.heard_at = now()
                 if kind in (b"message", b"smessage"):
                     self._locks.hear(data)
                 elif kind in (b"unsubscribe", b"sunsubscribe"):
@@ -185,6 +187,7 @@ class BaseHold:
     due_at = _renew_at = _valid_until = ENDLESS  # When it is to be looked at; and why.
     _told, _first_lease = b"0", 0.0  # How its place has ended, as the subscription has heard: b"" is not at all.
     _granted_at, _is_over = -ENDLESS, False
+    _unanswered = ENDLESS  # The shortest lease of a renewal that got no answer, and may come late.
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
@@ -280,7 +283,7 @@ class BaseHold:
         was_silent, self.ear, self._told = not self._told, self._locks.ear(self.key), b""
         self.heard.clear()
         # After a silence, too: whether the server still answers there.
-        if was_silent or not self.ear.hears(channel):
+        if was_silent or now() - self.ear.heard_at >= ASK_AGAIN or not self.ear.hears(channel):
             await self.ear.subscribe(self.key, channel, self._within())
         await self._ask("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
         if self.token:
@@ -329,7 +332,7 @@ class BaseHold:
         return 0.0 if self._is_over else max(0.0, self._valid_until - now())
 
     def _third(self, since: float) -> float:
-        return since + self._lease / 3 if self._lock.renew else ENDLESS
+        return since + min(self._lease, self._unanswered) / 3 if self._lock.renew else ENDLESS
 
     def _plan(self, renew_at: float) -> None:
         self._renew_at, self.due_at = renew_at, min(renew_at, self._valid_until)
@@ -360,17 +363,19 @@ class BaseHold:
         async with self._mutex:
             if self.look():
                 raise self.loss()
-            self._lease = lease = self._lease if lease is None else _checked(lease)
+            lease = self._lease if lease is None else _checked(lease)
             sent = now()
             # Until it is answered the shorter of the two leases is relied upon.
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
             self._plan(self._renew_at)
             within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
+            before, self._unanswered = self._unanswered, min(self._unanswered, lease)
             if await self._world.ask(self._renewing(lease), within) != 1:
                 self._lose()
+            self._unanswered = before
             if self.look():
                 raise self.loss()
-            self._valid_until = valid_until(sent, lease)
+            self._lease, self._valid_until = lease, valid_until(sent, min(lease, before))
             self._plan(self._third(sent))
 
     def _end(self) -> None:
@@ -404,6 +409,9 @@ class BaseHold:
             return False
         self._end()
         had = await self._give_back()
+        if self._lock.at_least:
+            # A renewal under way may come after it, and would keep the lock for a lease.
+            self._world.spawn(self._give_up())
         if had is False:
             log.warning("%r was over before its work", self.key)
         return had
@@ -428,7 +436,7 @@ class BaseHold:
 
 
 def _checked(lease: float) -> float:
-    if not 0.001 <= lease <= 315_360_000:
+    if not 0.001 <= lease <= LONGEST:
         raise ValueError("a lease is a thousandth of a second to ten years")
     return lease
 
@@ -491,7 +499,7 @@ class BaseLocks(Generic[L, H]):
         inherited, self.holds = list(self.holds.values()), {}
         self.ears: dict[str, Ear] = {}  # By server.
         for hold in inherited:
-            hold._is_over, hold.lost = True, self.world.event()
+            hold._is_over, hold.lost, hold._mutex = True, self.world.event(), self.world.mutex()
             hold.lost.set()
         # What looks at the holds, where there are any; when it does so next; and what wakes it.
         self.looking: Any = None
@@ -541,6 +549,8 @@ class BaseLocks(Generic[L, H]):
         waits without end. With `at_least` it stays taken for so long after its grant."""
         if (shared and limit is not None) or (limit is not None and not 1 <= limit < 1 << 53):
             raise ValueError("a lock is shared, or has a limit of 1 to 2^53 - 1")
+        if not 0 <= at_least <= LONGEST or wait is not None and wait != wait:
+            raise ValueError("a time is a number of seconds, and at_least at most ten years")
         mode: tuple[Any, ...] = ("SHARED",) if shared else () if limit is None else ("LIMIT", limit)
         key = self._prefix + (key.encode() if isinstance(key, str) else key)
         lease = self._lease if lease is None else _checked(lease)
@@ -553,7 +563,7 @@ class BaseLocks(Generic[L, H]):
         self.is_checked, info = True, ""
         with contextlib.suppress(Exception):
             # Whatever it is, the acquire will say.
-            info = "" if self.world.is_cluster else str(await self.world.ask(("INFO", "lock"), REPLY_WITHIN))
+            info = "" if self.world.is_cluster else str(await self.world.ask(("INFO", "lock"), REPLY_MIN))
         found = re.search(r"lock_version\W+([\d.]+)", info)
         if found and tuple(map(int, found[1].split("."))) < LEAST_VERSION:
             self.is_checked = False

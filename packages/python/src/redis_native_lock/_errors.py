@@ -55,7 +55,7 @@ _TABLE: list[tuple[str, Meaning]] = [
     ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN BUSY MISCONF MASTERDOWN", Meaning(True, True)),
     ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError MasterDownError", Meaning(True, True)),
     ("ResponseError AuthenticationError AuthorizationError", Meaning(True, False)),
-    ("ConnectionError TimeoutError OSError", Meaning(False, True)),
+    ("ConnectionError TimeoutError OSError ValueError AttributeError", Meaning(False, True)),
     ("ClusterError RedisClusterException ValkeyClusterException", Meaning(False, True)),
 ]
 _MEANINGS = [(set(words.split()), meaning) for words, meaning in _TABLE]

@@ -5,7 +5,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ._core import ENDLESS, BaseLocks, World
@@ -54,10 +54,10 @@ class Threads(World):
     async def connected(self, pool: Any, within: float) -> Any:
         if not _is_ready(pool):
             # To connect may take the client longer than is waited for here.
-            try:
-                self.spawn(self._make_ready(pool)).result(within)
-            except TimeoutError:
-                raise ConnectionError("no connection in time") from None
+            made = self.spawn(self._make_ready(pool))
+            if not wait([made], within).done:
+                raise ConnectionError("no connection in time")
+            made.result()
         return await super().connected(pool, within)
 
     async def _make_ready(self, pool: Any) -> None:

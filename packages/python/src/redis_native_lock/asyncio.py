@@ -10,6 +10,7 @@ from typing import Any
 from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
+from ._wire import now
 
 AT_ONCE = 50  # So many commands to a server, as each takes a connection: pools have an end, and more would fail.
 
@@ -58,7 +59,7 @@ class Tasks(World):
         return await asyncio.shield(self.spawn(work))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.create_task(work)
+        task = asyncio.Task(work)
         # A task that nobody refers to would be collected.
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -111,9 +112,9 @@ class Locks(BaseLocks[Lock, Hold]):
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
         await self._close()
-        background = self.world.tasks - {self.looking}
-        if background:
-            await asyncio.wait(background, timeout=REPLY_WITHIN)
+        until = now() + REPLY_WITHIN
+        while (background := self.world.tasks - {self.looking}) and now() < until:
+            await asyncio.wait(background, timeout=until - now())
 
 
 NativeLock = functools.partial(native_lock, "asyncio.lock", Locks, lambda method: method)
