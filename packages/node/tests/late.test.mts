@@ -79,3 +79,24 @@ test("an onError that throws takes the place of nothing", async () => {
   await assert.rejects(locks.using("l", () => Promise.reject(new Error("the work's"))), /^Error: the work's$/);
   assert.equal(await (await locks.acquire("l")).release(), false);
 });
+
+test("a renewal that is not answered may come yet: the shorter lease is relied upon", async () => {
+  const hold = await createLocks(failing("the connection is closed", 1), { onError() {} }).acquire("l", { wait: 5000 });
+  await assert.rejects(hold.renew(5000));
+  await hold.renew(60_000);
+  assert.ok(hold.validFor() <= 5000, String(hold.validFor()));
+});
+
+test("what a client library has sent late does not keep the lock for longer than atLeast", async () => {
+  const renewed: number[] = [];
+  const client = {
+    isOpen: true,
+    async sendCommand([name, , , , lease]: string[]) {
+      if (name === "LOCK.RENEW" && renewed.push(Number(lease)) === 1) await sleep(300);
+      return name === "LOCK.ACQUIRE" ? 7 : 1;
+    },
+  };
+  assert.ok(await (await createLocks(client).acquire("l", { atLeast: 60_000 })).release());
+  const [first, second] = await until(() => (renewed.length === 2 ? renewed : undefined));
+  assert.ok(first! - second! >= 299, "the rest is counted anew");
+});
