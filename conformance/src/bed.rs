@@ -207,7 +207,7 @@ impl Bed {
 
     /// Does something: to the server (`stop`, `go_on`, `kill`, `restart`), to the cluster
     /// (`move`, of the slot that can move), to the clock of the actors (`set_clock`, so many ms
-    /// ahead), or to the network: whatever `Fate` names, `hang_up`, `half_close`.
+    /// ahead), or to the network: whatever `Fate` names, `hang_up`, `half_close`, `silence`.
     pub fn act(&mut self, act: &str, at: Node, ms: i64, word: &str, error: &str) -> Result<()> {
         let fate = match act {
             "stop" | "go_on" | "kill" | "restart" => {
@@ -234,12 +234,13 @@ impl Bed {
                 clock.set_ahead(ms / 1000);
                 return Ok(());
             }
-            "hang_up" => {
-                self.proxy()?.hang_up(Shutdown::Both);
-                return Ok(());
-            }
-            "half_close" => {
-                self.proxy()?.hang_up(Shutdown::Write);
+            "hang_up" | "half_close" | "silence" => {
+                let proxy = self.proxy()?;
+                match act {
+                    "hang_up" => proxy.hang_up(Shutdown::Both),
+                    "half_close" => proxy.hang_up(Shutdown::Write),
+                    _ => proxy.swallow_on(|| true),
+                }
                 return Ok(());
             }
             "passes" => Fate::Passes,
