@@ -335,7 +335,8 @@ fn the_module_is_unloaded_only_when_nobody_waits_and_works_when_loaded_again() {
     play.run("sound");
 }
 
-/// The server would read a command that is gone.
+/// The server would read a command that is gone: in `CLIENT LIST`, at the client's next command
+/// (Redis 8.0 and later), or in its `EXEC`.
 #[test]
 fn the_module_is_unloaded_only_when_no_client_has_run_its_command_last_or_is_in_a_transaction() {
     Play::start().run(

@@ -184,7 +184,7 @@ pub struct LsOptions {
     /// Show these locks, whether or not somebody waits for them
     #[arg(conflicts_with = "count")]
     pub names: Vec<OsString>,
-    /// Show at most N locks
+    /// Show at most N locks, and no more than 1000 of a server
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     pub count: u32,
     #[command(flatten)]
@@ -197,7 +197,7 @@ pub struct LsOptions {
 /// ends it. With --json it writes a line each time and needs no terminal.
 #[derive(Args)]
 pub struct TopOptions {
-    /// Show at most N locks
+    /// Show at most N locks, and no more than 1000 of a server
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     pub count: u32,
     /// The time between two looks, 100ms at least

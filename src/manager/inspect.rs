@@ -37,7 +37,9 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
     let any_slot = keyspace::any_slot_is_readable(ctx);
     let mut holders_left = 10_000_usize;
     let with_holders = locks.into_iter().map_while(|lock| {
-        (holders_left > 0).then_some(())?;
+        if holders_left == 0 {
+            return None;
+        }
         let key = lock.key.as_ref();
         let stored = any_slot.then(|| {
             keyspace::with_named(ctx, key.name, |key| {

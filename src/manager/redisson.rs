@@ -2,8 +2,9 @@
 //!
 //! # What it costs by default
 //! To ask whether anybody listens to the channel of a lock takes 13 of 100 instructions of its
-//! acquire and release. So if nobody has listened lately, locks that come free are only noted. When the server's cron runs, ten times a second, the module looks
-//! whether anybody listens to anything. Only then are the channels asked for one by one.
+//! acquire and release. So if nobody has listened lately, locks that come free are only noted.
+//! When the server's cron runs, ten times a second, the module looks whether anybody listens
+//! to any channel. Only then are the channels asked for one by one.
 
 use std::cell::{Cell, RefCell};
 

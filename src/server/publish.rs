@@ -69,7 +69,7 @@ thread_local! {
     static UNLOCKED: StaticStr = StaticStr::new(b"0");
 }
 
-/// Whether anybody on this node of a cluster listens to this channel.
+/// Whether anybody on this node listens to this very channel: to a pattern does not count.
 pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
     let count: &[u8] = match keyspace::in_cluster(ctx) {
         true => b"SHARDNUMSUB",

@@ -59,9 +59,9 @@ class Script(core.World):
         self.next(["subscribe"])
 
 
-QUEUED, ASKED_AGAIN = ("QUEUE", 0), ("subscribe", None)
+HAD, QUEUED, ASKED_AGAIN = ("LOCK.ACQUIRE", 7), ("QUEUE", 0), ("subscribe", None)
 SCENES = {
-    "it is free": (0, [("LOCK.ACQUIRE", 7)], 7),
+    "it is free": (0, [HAD], 7),
     "it is busy, and there is nothing to give back": (0, [("LOCK.ACQUIRE", None)], LockBusy),
     "no answer: it may be held": (0, [("LOCK.ACQUIRE", NO_ANSWER), ("LOCK.RELEASE", 1)], ConnectionError),
     "a refusal leaves nothing": (9, [("QUEUE", ResponseError("NOTALOCK"))], ResponseError),
@@ -114,13 +114,13 @@ def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
 @pytest.mark.parametrize(
     "lines, is_lost",
     [
-        ([("LOCK.RENEW", NO_ANSWER, 5), ("LOCK.RENEW", 1)], False),
+        ([("LOCK.RENEW", 1), ("LOCK.RENEW", NO_ANSWER, 5), ("LOCK.RENEW", 1)], False),
         ([("LOCK.RENEW", 0), ("LOCK.RELEASE", None)], True),
         ([("LOCK.RENEW", NO_ANSWER, 30), ("LOCK.RELEASE", 1)], True),
     ],
 )
 def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
-    world, hold = hold_of([("LOCK.ACQUIRE", 7), *lines], monkeypatch, 0)
+    world, hold = hold_of([HAD, *lines], monkeypatch, 0)
     told_at = []
     hold.lost.set = lambda: told_at.append(world.time)
     run(hold.take())
@@ -136,7 +136,7 @@ def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
 
 
 def test_a_lease_that_is_shortened_is_looked_at_anew_and_counts_though_it_is_not_answered(monkeypatch):
-    world, hold = hold_of([("LOCK.ACQUIRE", 7), ("LOCK.RENEW", NO_ANSWER), ("LOCK.RENEW", 1)], monkeypatch, 0, renew=0)
+    world, hold = hold_of([HAD, ("LOCK.RENEW", NO_ANSWER), ("LOCK.RENEW", 1)], monkeypatch, 0, renew=False)
     run(hold.take())
     with pytest.raises(ConnectionError):
         run(hold._renew(0.5))

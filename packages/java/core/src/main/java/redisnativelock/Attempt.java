@@ -39,7 +39,7 @@ final class Attempt {
   private Ear ear;
   /** What is sent goes one after the other: nothing that is late undoes anything. */
   private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
-  /** Ends when nothing of this may be carried out any more that asks for the lock, though it was given up long before. */
+  /** Ends when no acquire or renewal of this may be carried out any more, though it was given up long before. */
   private CompletableFuture<Object> settled = last;
 
   Attempt(NativeLock lock, long lease, boolean isRenewed, long wait, boolean isInterruptible) {
