@@ -1,6 +1,6 @@
-//! The one road: read, step, apply, propagate, notify, arm the timer, answer.
+//! The one road to a lock: read, step, apply, propagate, notify, arm the timer, answer.
 //!
-//! Every road to a lock leads here: the commands, the timer that wakes at a lease's
+//! Every change of a lock takes it: the commands, the timer that wakes at a lease's
 //! end, a key that somebody else deleted, a client that was gone before it heard of
 //! its grant. What is to be done is decided by the [`LockTable`] alone.
 //!

@@ -131,7 +131,8 @@ impl Acks {
         self.pending.len()
     }
 
-    /// Writes down what decides what will happen, and of which leases a session keeps count.
+    /// Adds to a form of the state all that can influence a later step, and of which leases a
+    /// session keeps count.
     pub(crate) fn take_down(&self, form: &mut Form<'_>, counts: impl Fn(&HoldId, u64) -> bool) {
         form.count(self.pending.len());
         for (serial, (offset, pending)) in &self.pending {

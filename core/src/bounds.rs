@@ -25,7 +25,7 @@ pub const WORK_A_WAKE: usize = 64;
 /// Through how many waits a cycle is looked for when a wait begins.
 pub(crate) const WAITS_LOOKED_AT: usize = 1000;
 
-/// At how many holders is looked then, each time that the look begins anew together.
+/// At how many holders one search for a cycle looks, all its fresh starts together.
 pub(crate) const HOLDERS_LOOKED_AT: usize = 10_000;
 
 #[cfg(test)]

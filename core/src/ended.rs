@@ -104,7 +104,7 @@ impl EndedHolds {
 
 #[cfg(test)]
 impl EndedHolds {
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {
             let ended = self.of(key.as_ref());

@@ -169,7 +169,7 @@ impl Outbox {
 
 #[cfg(test)]
 impl Outbox {
-    /// Whether all that is kept twice is the same.
+    /// Returns whether all that is kept twice agrees.
     pub(crate) fn agree(&self) -> bool {
         let all = || self.by_id.iter();
         let named = all().map(|(id, out)| (out.hold.clone(), *id));
@@ -181,7 +181,7 @@ impl Outbox {
             && by_client.collect::<BTreeSet<_>>() == self.by_client
     }
 
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         form.count(self.by_id.len());
         for (&id, out) in &self.by_id {

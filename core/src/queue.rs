@@ -168,7 +168,7 @@ impl WaitQueues {
         id
     }
 
-    /// A new name, also for a client that waits for something else than a lock.
+    /// A new id. A client that waits for replicas alone gets one, too.
     pub fn new_id(&mut self) -> WaiterId {
         let id = WaiterId(self.next_id);
         self.next_id += 1;
@@ -439,7 +439,7 @@ impl WaitQueues {
         self.remove(self.waiter_of(key, owner)?.id)
     }
 
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {
             let queue = self.queue(key.as_ref());
@@ -464,7 +464,7 @@ impl WaitQueues {
         }
     }
 
-    /// Whether all that is kept twice is the same.
+    /// Returns whether all that is kept twice agrees.
     pub(crate) fn agree(&self) -> bool {
         let queues = || self.by_key.iter();
         let waiters = || self.by_id.iter();

@@ -147,7 +147,7 @@ impl Sessions {
         self.binding(&self.hold(key, owner)?).cloned()
     }
 
-    /// The same of holds that have a name already.
+    /// As [`Self::binding_of`], by the name of the holds.
     pub fn binding(&self, hold: &HoldId) -> Option<&Binding> {
         self.bindings.get(hold)
     }
@@ -293,7 +293,7 @@ impl Sessions {
 
 #[cfg(test)]
 impl Sessions {
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {
             for owner in form.owners() {
@@ -315,7 +315,7 @@ impl Sessions {
         }
     }
 
-    /// Whether all that is kept twice is the same.
+    /// Returns whether all that is kept twice agrees.
     pub(crate) fn agree(&self) -> bool {
         let bindings = || self.bindings.iter();
         let renewals: BTreeSet<_> = bindings()

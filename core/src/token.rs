@@ -109,7 +109,7 @@ impl TokenClock {
 
 #[cfg(test)]
 impl TokenClock {
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         form.token(FencingToken::new(self.last).ok());
         #[cfg(feature = "planted-faults")]

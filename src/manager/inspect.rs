@@ -19,7 +19,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let stored = read_lock(&open, key.as_ref(), Part::Whole(None))?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
-        table.end_gone_on(key.as_ref(), &stored);
+        table.end_holds_of_gone(key.as_ref(), &stored);
         table.view(key.as_ref(), stored, now)
     }))
 }
@@ -49,7 +49,7 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
         let holders = TABLE.with_borrow_mut(|table| {
             // What is no lock is held by nobody.
             let lock = stored.map_or_else(|| table.noted(key, now), Result::unwrap_or_default);
-            table.end_gone_on(key, &lock);
+            table.end_holds_of_gone(key, &lock);
             table.holders(key, lock, now)
         });
         holders_left = holders_left.saturating_sub(holders.len());

@@ -30,8 +30,8 @@ const KEY_ELSEWHERE: &str = "Attempted to access a non local key";
 #[derive(Debug)]
 pub(crate) struct CallReply(NonNull<raw::RedisModuleCallReply>);
 
-/// Runs a command as if the client of this context had sent it in a script. Nothing
-/// comes back only if the server is at fault.
+/// Runs a command as if the client of this context had sent it in a script. Returns
+/// none only if the server is at fault.
 pub(crate) fn run(ctx: &Context, command: &[ServerStr<'_>]) -> Option<CallReply> {
     let [name, args @ ..] = command else {
         return None;

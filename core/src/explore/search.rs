@@ -47,7 +47,7 @@ pub(super) trait World: Clone {
     /// The time in milliseconds, and how often each connection was made anew.
     fn moment(&self) -> (i64, Vec<u64>);
 
-    /// Writes down what decides what will happen, by this order of names.
+    /// The form of a state: all that can influence a later step, by this order of names.
     fn take_down(&self, order: &Order, form: &mut Form<'_>);
 
     /// What was said, where somebody listens.

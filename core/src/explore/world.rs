@@ -307,7 +307,7 @@ impl World {
         }
         let lock = self.data.read(key).unwrap_or_default();
         let mut table = self.table.clone();
-        table.end_gone_on(self.cast.key(key), &lock);
+        table.end_holds_of_gone(self.cast.key(key), &lock);
         table.view(self.cast.key(key), lock, self.now()).holders
     }
 

@@ -122,7 +122,7 @@ impl LockTable {
     }
 
     /// The same for all holders of this lock.
-    pub fn end_gone_on(&mut self, key: KeyRef<'_>, lock: &Lock) {
+    pub fn end_holds_of_gone(&mut self, key: KeyRef<'_>, lock: &Lock) {
         if !self.gone.is_empty() {
             let key = KeyBuf::from(key);
             for holder in lock.holders().iter().rev() {

@@ -15,7 +15,7 @@ impl Transition<'_> {
     /// Ends all that is over of this lock.
     #[inline]
     pub(super) fn end_what_is_over(&mut self) {
-        self.table.end_gone_on(self.key, self.lock);
+        self.table.end_holds_of_gone(self.key, self.lock);
         if !self.lock.is_exclusive() {
             let over = self.lock.end_leases(self.now, &mut self.step.effects);
             over.iter().for_each(|_| self.count_expired());

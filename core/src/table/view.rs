@@ -1,4 +1,4 @@
-//! What an operator sees of the locks, once [`LockTable::end_gone_on`] has seen them. Nothing
+//! What an operator sees of the locks, once [`LockTable::end_holds_of_gone`] has seen them. Nothing
 //! here changes anything, so it works on a replica too, as far as the data shows.
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ impl LockTable {
 
 #[cfg(test)]
 impl LockTable {
-    /// Writes down what decides what will happen.
+    /// Adds to a form of the state all that can influence a later step.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         self.queues.take_down(form);
         self.tokens.take_down(form);
@@ -209,7 +209,7 @@ impl LockTable {
         }
     }
 
-    /// Whether all that is kept twice is the same.
+    /// Returns whether all that is kept twice agrees.
     pub(crate) fn agree(&self) -> bool {
         let out = |id| self.outbox.get(id);
         let is_withheld = |id| out(id).is_some_and(|out| out.withheld.is_some());

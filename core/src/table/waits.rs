@@ -161,7 +161,7 @@ impl Transition<'_> {
             }
             for key in uncertain {
                 let mut lock = self.world.read(key.as_ref());
-                self.table.end_gone_on(key.as_ref(), &lock);
+                self.table.end_holds_of_gone(key.as_ref(), &lock);
                 self.table.end_in_view(key.as_ref(), &mut lock, self.now);
                 certain.insert(key, lock);
             }

@@ -358,7 +358,7 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
         }
         let left = holders.saturating_sub(ended as usize);
         let lock = server.lock(K);
-        server.table.end_gone_on(K, &lock);
+        server.table.end_holds_of_gone(K, &lock);
         let seen = server.table.view(K, lock, server.now());
         assert_eq!(seen.holders.len(), left);
         server.break_lock(L, None);

@@ -11,7 +11,7 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     server.disconnect(ask("b").client.0);
     server.sleep(20);
     let lock = server.lock(K);
-    server.table.end_gone_on(K, &lock);
+    server.table.end_holds_of_gone(K, &lock);
     let view = server.table.view(K, lock, server.now());
     let [holder] = &view.holders[..] else {
         panic!("{view:?}");
