@@ -144,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Has this node serve a key that is on its way to it.
+    /// Sends `ASKING` first, so that this node serves a key whose slot is just being moved to it.
     pub(crate) async fn ask_ahead(&self, command: &Cmd, within: Duration) -> Result<Value, Error> {
         let mut pipe = redis::pipe();
         pipe.cmd("ASKING").add_command(command.clone());

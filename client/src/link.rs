@@ -22,7 +22,7 @@ const PROBE: Duration = Duration::from_secs(2);
 /// a cluster: a subscription that the server ends by itself (its slot has moved) would be
 /// taken for the reply of a command.
 pub(crate) struct Link {
-    /// The number that its messages come with.
+    /// Its number. Each message carries it, to say by which link it came.
     pub(crate) serial: u64,
     pub(crate) commands: Arc<Connection>,
     messages: Arc<Connection>,

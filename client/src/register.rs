@@ -14,7 +14,7 @@ type Name = (Vec<u8>, Vec<u8>);
 
 /// The waits of a client.
 pub(crate) struct Register {
-    ears: Mutex<HashMap<Name, Arc<Ear>>>,
+    mailboxes: Mutex<HashMap<Name, Arc<Mailbox>>>,
     /// Grants whose wait has ended: they are given back.
     orphans: mpsc::UnboundedSender<Orphan>,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Orphan {
 
 /// Where the message for one wait arrives.
 #[derive(Default)]
-struct Ear {
+struct Mailbox {
     /// What was told, and by which link.
     told: Mutex<Option<(u64, Told)>>,
     told_now: Notify,
@@ -38,34 +38,34 @@ struct Ear {
 pub(crate) struct Entry {
     register: Arc<Register>,
     name: Name,
-    ear: Arc<Ear>,
+    mailbox: Arc<Mailbox>,
     granted: Option<u64>,
 }
 
 impl Register {
     pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Orphan>) {
         let (orphans, found) = mpsc::unbounded_channel();
-        let ears = Mutex::default();
-        (Arc::new(Self { ears, orphans }), found)
+        let mailboxes = Mutex::default();
+        (Arc::new(Self { mailboxes, orphans }), found)
     }
 
-    fn ears(&self) -> MutexGuard<'_, HashMap<Name, Arc<Ear>>> {
-        locked(&self.ears)
+    fn mailboxes(&self) -> MutexGuard<'_, HashMap<Name, Arc<Mailbox>>> {
+        locked(&self.mailboxes)
     }
 
     pub(crate) fn enter(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Entry {
-        let (ear, name) = (Arc::new(Ear::default()), (key.to_vec(), owner.to_vec()));
-        self.ears().insert(name.clone(), Arc::clone(&ear));
+        let (mailbox, name) = (Arc::new(Mailbox::default()), (key.to_vec(), owner.to_vec()));
+        self.mailboxes().insert(name.clone(), Arc::clone(&mailbox));
         Entry {
             register: Arc::clone(self),
             name,
-            ear,
+            mailbox,
             granted: None,
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.ears().is_empty()
+        self.mailboxes().is_empty()
     }
 
     /// Passes a message that came by this link to its wait.
@@ -74,16 +74,16 @@ impl Register {
             return;
         };
         let name = (key, owner);
-        let ear = self.ears().get(&name).cloned();
-        match (ear, told) {
-            (Some(ear), told) => ear.hear(link, told),
+        let mailbox = self.mailboxes().get(&name).cloned();
+        match (mailbox, told) {
+            (Some(mailbox), told) => mailbox.hear(link, told),
             (None, Told::Granted { token, .. }) => _ = self.orphans.send(Orphan { name, token }),
             (None, _) => {}
         }
     }
 }
 
-impl Ear {
+impl Mailbox {
     /// A late end of an earlier place does not hide a grant.
     fn hear(&self, link: u64, now: Told) {
         let mut told = locked(&self.told);
@@ -103,10 +103,10 @@ impl Entry {
     /// Waits for what is told, and takes it.
     pub(crate) async fn told(&self) -> (u64, Told) {
         loop {
-            if let Some(told) = self.ear.take() {
+            if let Some(told) = self.mailbox.take() {
                 return told;
             }
-            self.ear.told_now.notified().await;
+            self.mailbox.told_now.notified().await;
         }
     }
 
@@ -121,15 +121,15 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         {
-            let mut ears = self.register.ears();
-            if ears
+            let mut mailboxes = self.register.mailboxes();
+            if mailboxes
                 .get(&self.name)
-                .is_some_and(|ear| Arc::ptr_eq(ear, &self.ear))
+                .is_some_and(|mailbox| Arc::ptr_eq(mailbox, &self.mailbox))
             {
-                ears.remove(&self.name);
+                mailboxes.remove(&self.name);
             }
         }
-        if let Some((_, Told::Granted { token, .. })) = self.ear.take()
+        if let Some((_, Told::Granted { token, .. })) = self.mailbox.take()
             && self.granted != Some(token)
         {
             let name = std::mem::take(&mut self.name);
