@@ -20,13 +20,15 @@ export interface Server {
   /** The name of the server that this key is at; nothing where there is one alone or where it isn't known. */
   nodeOf(key: Argument): string;
   /** Opens a connection of its own to that server. Once it is closed it is not opened again. */
-  open(key: Argument, closed: () => void, hear?: (message: Buffer) => void): Promise<Connection>;
+  open(key: Argument, hear?: (message: Buffer) => void): Promise<Connection>;
 }
 
 export interface Connection {
   ask(args: Argument[]): Promise<unknown>;
   subscribe(channel: string): Promise<unknown>;
   close(): void;
+  /** Rejects when it is closed. */
+  readonly closed: Promise<never>;
 }
 
 const CONNECT_WITHIN_MS = 5000;
@@ -39,22 +41,21 @@ export function serverOf(client: Client): Server {
 }
 
 /** A connection that is a client of the library, of which an error or such an event is the end. */
-async function connected(own: Anything, ask: Connection["ask"], subscribe: Connection["subscribe"], closed: () => void) {
+async function connected(own: Anything, ask: Connection["ask"], subscribe: Connection["subscribe"]): Promise<Connection> {
   let close = (): void => {};
-  const failed = new Promise<void>((resolve) => (close = resolve)).then(() => {
+  const closed = new Promise<void>((resolve) => (close = resolve)).then(() => {
     if (own.status !== undefined) own.disconnect();
     else if (own.isOpen) own.destroy();
-    closed();
     throw new NativeLockError("the connection is closed");
   });
   // An error is one of the connection; the others come where a slot has moved away.
   for (const event of ["error", "end", "moved", "sharded-channel-moved"]) own.on(event, close);
-  await within(Promise.race([own.connect(), failed]), CONNECT_WITHIN_MS).catch((error) => {
+  await within(Promise.race([own.connect(), closed]), CONNECT_WITHIN_MS).catch((error) => {
     close();
     throw error;
   });
   // In ioredis 5 a subscription that is refused because the slot has moved does not end by itself.
-  return { ask, subscribe: (channel: string) => Promise.race([subscribe(channel), failed]), close };
+  return { ask, subscribe: (channel: string) => Promise.race([subscribe(channel), closed]), close, closed };
 }
 
 function ioredis(client: Anything): Server {
@@ -77,7 +78,7 @@ function ioredis(client: Anything): Server {
         return client.call(...args);
       });
     },
-    async open(key, closed, hear) {
+    async open(key, hear) {
       const node = isCluster ? primaryOf(key) : client;
       if (node === undefined) throw unknownServer();
       const own = node.duplicate({
@@ -91,7 +92,7 @@ function ioredis(client: Anything): Server {
         own.once("connect", () => own.stream.unref());
       }
       const subscribe = (channel: string) => (isCluster ? own.ssubscribe(channel) : own.subscribe(channel));
-      return connected(own, (args) => own.call(...args), subscribe, closed);
+      return connected(own, (args) => own.call(...args), subscribe);
     },
   };
 }
@@ -111,7 +112,7 @@ function nodeRedis(client: Anything): Server {
       if (isCluster) return client.sendCommand(args[1], false, args, plain);
       return isSentinel ? client.sendCommand(false, args, plain) : client.sendCommand(args, plain);
     },
-    async open(key, closed, hear) {
+    async open(key, hear) {
       if (isCluster && primaryOf(key) === undefined) throw unknownServer();
       let node = isCluster ? await client.nodeClient(primaryOf(key)) : client;
       // Sentinel's client says in no other way which is the one of the present primary.
@@ -124,7 +125,7 @@ function nodeRedis(client: Anything): Server {
       });
       if (hear !== undefined) own.unref();
       const subscribe = (channel: string) => own[isCluster ? "sSubscribe" : "subscribe"](channel, hear, true);
-      return connected(own, (args) => own.sendCommand(args), subscribe, closed);
+      return connected(own, (args) => own.sendCommand(args), subscribe);
     },
   };
 }

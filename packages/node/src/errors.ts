@@ -7,7 +7,7 @@ export class NativeLockError extends Error {
     this.name = new.target.name;
   }
 }
-/** The lock was not to be had in time. */
+/** The lock did not come free in time. */
 export class LockBusy extends NativeLockError {}
 /** The hold is over before its work: not renewed in time, broken, or deleted. */
 export class LockLost extends NativeLockError {}

@@ -40,17 +40,14 @@ export type Work<T> = (hold: Hold) => T | PromiseLike<T>;
 
 /** Locks on the server of this client. */
 export function createLocks(client: Client, options: LocksOptions = {}): Locks {
-  return new Locks(client, options);
+  return new Locks(new Core(serverOf(client), options.onError), options);
 }
 
 export class Locks implements AsyncDisposable {
-  private readonly core: Core;
+  /** @internal */
+  constructor(private readonly core: Core, private readonly options: LocksOptions) {}
 
-  constructor(client: Client, private readonly options: LocksOptions) {
-    this.core = new Core(serverOf(client), options.onError ?? ((error) => process.emitWarning(error)));
-  }
-
-  /** Waits for the lock, does the work, and gives the lock back. Rejects with `LockBusy` where it is not had in time. */
+  /** Waits for the lock, does the work, and gives the lock back. Rejects with `LockBusy` where it is not free in time. */
   using<T>(key: Key, work: Work<T>): Promise<T>;
   using<T>(key: Key, options: LockOptions, work: Work<T>): Promise<T>;
   async using<T>(key: Key, ...rest: [Work<T>] | [LockOptions, Work<T>]): Promise<T> {

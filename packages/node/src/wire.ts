@@ -3,6 +3,8 @@ import { NativeLockError } from "./errors.js";
 
 export type Argument = string | Buffer;
 
+export const TIMER_MAX_MS = 0x7fffffff;
+
 /** Milliseconds of a clock that nobody sets. */
 export const now = (): number => performance.now();
 
@@ -18,18 +20,15 @@ export function checkedLease(leaseMs: number): number {
 
 /** The same promise, but it fails where it takes longer. */
 export function within<T>(promise: Promise<T>, ms: number): Promise<T> {
-  if (ms > 0x7fffffff) return promise;
   return new Promise((resolve, reject) => {
-    const late = setTimeout(() => reject(new NativeLockError("the server does not answer in time")), ms);
-    const inTime = <V>(settle: (value: V) => void) => (value: V) => (clearTimeout(late), settle(value));
-    promise.then(inTime(resolve), inTime(reject));
+    const fail = (): void => reject(new NativeLockError("the server does not answer in time"));
+    const timer = setTimeout(fail, Math.min(ms, TIMER_MAX_MS));
+    promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });
 }
 
 /** How long to wait before what failed is tried again: ever longer, never in step. */
-export function* pauses(): Generator<number, never> {
-  for (let pauseMs = 20; ; pauseMs = Math.min(pauseMs * 2, 1000)) yield pauseMs * (0.5 + Math.random() / 2);
-}
+export const pauseAfter = (failures: number): number => Math.min(20 * 2 ** failures, 1000) * (0.5 + Math.random() / 2);
 
 export const wholeMs = (ms: number): string => String(Math.max(1, Math.floor(ms)));
 
