@@ -36,8 +36,8 @@ final class Attempt {
   private final long began = System.nanoTime();
   /** Whether the server may have a place or a hold for it. */
   private boolean isInDoubt;
-  private Ear ear;
-  /** What is sent goes one after the other: nothing that is late undoes anything. */
+  private Listener listener;
+  /** The answer of what was sent last. One is sent after the other, so nothing that is late undoes anything. */
   private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
   /** Ends when no acquire or renewal of this may be carried out any more, though it was given up long before. */
   private CompletableFuture<Object> settled = last;
@@ -71,7 +71,7 @@ final class Attempt {
     return Wire.command("LOCK.RELEASE", lock.key, owner, "FENCE", token);
   }
 
-  /** Returns whether the lock was had in time. If not, it leaves no place and no hold behind. */
+  /** Returns whether it took the lock in time. If not, it leaves no place and no hold behind. */
   boolean take() throws InterruptedException {
     try {
       if (isInterruptible && Thread.interrupted()) {
@@ -108,12 +108,12 @@ final class Attempt {
         } else if (left() <= 0 || !PASSING.contains(failure.code())) {
           throw failure;
         }
-        Background.warn(lock.getName() + " is asked for again", failure);
-        if (ear != null) {
+        Locks.warn(lock.getName() + " is asked for again", failure);
+        if (listener != null) {
           // It may be at a server that is no primary any more.
-          ear.end(failure);
+          listener.end(failure);
         }
-        await(Background.after(Math.min(Background.pause(failures), left())), FOREVER);
+        await(Wire.after(Math.min(Wire.pause(failures), left())), FOREVER);
       }
     }
   }
@@ -128,7 +128,7 @@ final class Attempt {
 
   private <T> T await(CompletableFuture<T> future, long nanos) throws InterruptedException {
     try {
-      return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : Background.join(future, nanos);
+      return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : locks.join(future, nanos);
     } catch (ExecutionException | TimeoutException failure) {
       throw locks.meaning(failure);
     }
@@ -165,11 +165,11 @@ final class Attempt {
     CompletableFuture<Told> heard = new CompletableFuture<>();
     locks.waits.put(owner, heard);
     try {
-      ear = locks.listening(channel);
-      if (ear == null) {
-        ear = locks.ear(lock.key, await(locks.access.node(lock.key), within()));
+      listener = locks.listening(channel);
+      if (listener == null) {
+        listener = locks.listener(lock.key, await(locks.access.node(lock.key), within()));
       }
-      await(ear.subscribe(channel), within());
+      await(listener.subscribe(channel), within());
       token = ask(acquire("QUEUE", Wire.milliseconds(Math.min(PLACE_MAX, left())), channel));
     } catch (NativeLockException error) {
       if (error.code().equals("NOPERM")) {
@@ -184,7 +184,7 @@ final class Attempt {
     }
     // Nothing is told where its time is over, or the message was lost.
     long patience = Math.min(ASK_AGAIN, left());
-    Told told = (Told) await(CompletableFuture.anyOf(heard, ear.ended)
+    Told told = (Told) await(CompletableFuture.anyOf(heard, listener.ended)
         .completeOnTimeout(Wire.GONE, patience, TimeUnit.NANOSECONDS), FOREVER);
     if (told.error() != null) {
       throw NativeLockException.replied(told.error(), null);
@@ -194,7 +194,7 @@ final class Attempt {
       validUntil = began + Wire.reliedUpon(Math.min(told.lease(), lease));
       claim(told.token(), told.lease());
     } else {
-      ear.doubt(channel);
+      listener.doubt(channel);
     }
   }
 

@@ -13,10 +13,8 @@ public final class Hold {
   static final Long DONE = 1L;
 
   final Attempt attempt;
-  /** The thread whose hold this is, or null, and how often it has entered: at first while it held others, which it lost. */
+  /** The thread that has entered, or null for a hold of no thread. */
   volatile Thread thread;
-  int depth;
-  int lostDepth;
   private final Locks locks;
   private final long keptUntil;
   private final CompletableFuture<Void> lost = new CompletableFuture<>();
@@ -85,12 +83,7 @@ public final class Hold {
    * NativeLockException#LOST} if it is over.
    */
   public void renew(Duration newLease) {
-    long nanos = Locks.checked(newLease);
-    try {
-      Background.join(renew(nanos), Attempt.REPLY_WITHIN);
-    } catch (ExecutionException | TimeoutException failure) {
-      throw locks.meaning(failure);
-    }
+    locks.join(renew(Locks.checked(newLease)), Attempt.REPLY_WITHIN);
   }
 
   private CompletableFuture<Object> renew(long newLease) {
@@ -116,22 +109,18 @@ public final class Hold {
     if (look()) {
       throw loss();
     }
-    NativeLockException error = failure == null ? null : locks.meaning(failure);
-    if (error == null || !error.isRefusal()) {
+    if (failure == null) {
       lease = newLease;
-    }
-    if (error == null) {
       validUntil = sent + Wire.reliedUpon(Math.min(newLease, unanswered));
-    } else {
-      Background.warn(key() + " is not renewed", error);
-      // One that is not answered may come yet, and leave its lease.
-      unanswered = error.isRefusal() ? unanswered : Math.min(newLease, unanswered);
+      schedule();
+      return reply;
     }
+    NativeLockException error = locks.meaning(failure);
+    Locks.warn(key() + " is not renewed", error);
+    // One that is not answered may come yet, and leave its lease.
+    unanswered = error.isRefusal() ? unanswered : Math.min(newLease, unanswered);
     schedule();
-    if (error != null) {
-      throw error;
-    }
-    return reply;
+    throw error;
   }
 
   private long left() {
@@ -146,7 +135,7 @@ public final class Hold {
 
   private void wakeIn(long nanos) {
     timer.cancel(false);
-    CompletableFuture<Void> next = Background.after(nanos);
+    CompletableFuture<Void> next = Wire.after(nanos);
     next.thenRunAsync(this::tick, RedisAccess.THREADS);
     timer = next;
   }
@@ -179,7 +168,7 @@ public final class Hold {
     timer.cancel(false);
     locks.waits.remove(owner());
     why = reason;
-    Background.warn(loss().getMessage(), null);
+    Locks.warn(loss().getMessage(), null);
     RedisAccess.THREADS.execute(() -> {
       // A renewal that got no answer may come late. What is not renewed ends by itself.
       if (attempt.isRenewed) {
@@ -216,16 +205,14 @@ public final class Hold {
       timer.cancel(false);
     }
     try {
-      boolean isEnded = DONE.equals(Background.join(giveBack(notBefore), RELEASE_WITHIN));
+      boolean isEnded = DONE.equals(locks.join(giveBack(notBefore), RELEASE_WITHIN));
       // A library for clusters may have sent it again by itself, and so found what it had ended.
       if (!isEnded && locks.access.slot(attempt.lock.key) < 0) {
         lose("it was over before its work");
       }
       return isEnded;
-    } catch (ExecutionException isLogged) {
-      return false;
-    } catch (TimeoutException goesOn) {
-      Background.warn(key() + " is not given back yet", goesOn);
+    } catch (NativeLockException notKnown) {
+      Locks.warn(key() + " is not known to be given back", notKnown);
       return false;
     }
   }

@@ -9,7 +9,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import redisnativelock.spi.RedisAccess.Link;
 
 /** The subscription to one server, which all waits there share. It ends with its connection; who waits asks anew. */
-final class Ear {
+final class Listener {
   private final CompletableFuture<Link> opened = new CompletableFuture<>();
   /** Each ends when the server has answered whether it publishes there to us. */
   private final Map<ByteBuffer, CompletableFuture<?>> channels = new ConcurrentHashMap<>();

@@ -12,6 +12,7 @@ import redisnativelock.spi.RedisAccess;
 
 /** Locks on one server, behind Sentinel, or in a cluster. One for a process is enough; it is safe for all threads. */
 public final class Locks implements AutoCloseable {
+  private static final System.Logger LOG = System.getLogger("redisnativelock");
   private static final Duration LONGEST = Duration.ofDays(3650);
   private static final long SUSPICIOUS = 1_000 * Wire.MILLISECOND;
   private static final Pattern TOO_OLD = Pattern.compile("lock_version\\W+0\\.[01]\\.\\S*");
@@ -21,11 +22,11 @@ public final class Locks implements AutoCloseable {
   final RedisAccess access;
   /** What those hear who wait, by owner; those who waited and hold are here, too. */
   final Map<String, CompletableFuture<Wire.Told>> waits = new ConcurrentHashMap<>();
-  /** What this thread has entered, by key: its outermost holds. */
-  final ThreadLocal<Map<ByteBuffer, Hold>> entered = ThreadLocal.withInitial(HashMap::new);
+  /** What this thread has entered, by key: one hold for each section, the innermost first. */
+  final ThreadLocal<Map<ByteBuffer, Deque<Hold>>> entered = ThreadLocal.withInitial(HashMap::new);
   private final Duration lease;
   private final byte[] prefix;
-  private final Map<Object, Ear> ears = new ConcurrentHashMap<>();
+  private final Map<Object, Listener> listeners = new ConcurrentHashMap<>();
   private final String channel = "redislock:" + UUID.randomUUID();
   private volatile boolean isChecked;
 
@@ -60,7 +61,7 @@ public final class Locks implements AutoCloseable {
   /** Ends the subscriptions; who still waits opens another. What is held stays held and renewed. */
   @Override
   public void close() {
-    ears.values().forEach(ear -> ear.end(null));
+    listeners.values().forEach(listener -> listener.end(null));
   }
 
   static long checked(Duration lease) {
@@ -81,20 +82,35 @@ public final class Locks implements AutoCloseable {
     return error instanceof NativeLockException known ? known : access.meaning(error);
   }
 
+  /** Waits for it, though the thread be interrupted: that is told to it afterwards. */
+  <T> T join(CompletableFuture<T> future, long nanos) {
+    try {
+      return future.copy().orTimeout(nanos, TimeUnit.NANOSECONDS).join();
+    } catch (CompletionException failure) {
+      throw meaning(failure);
+    }
+  }
+
+  static void warn(String what, Throwable error) {
+    LOG.log(System.Logger.Level.WARNING, error == null ? what : what + ": " + error);
+  }
+
   /** Asks once for the module's version, where that is allowed and it tells it: 0.2 is the least. */
   void checkVersion(byte[] key) {
     if (isChecked || access.slot(key) >= 0) {
       return;
     }
+    Object info = null;
     try {
-      Object info = Background.join(access.send(Wire.command("INFO", "lock")), 500 * Wire.MILLISECOND);
-      Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
-      if (old.find()) {
-        throw new NativeLockException(NativeLockException.NO_MODULE, "the lock module is too old: " + old.group(), null);
-      }
+      info = join(access.send(Wire.command("INFO", "lock")), 500 * Wire.MILLISECOND);
       isChecked = true;
-    } catch (ExecutionException | TimeoutException theAcquireWillSay) {
-      isChecked = meaning(theAcquireWillSay).isRefusal();
+    } catch (NativeLockException theAcquireWillSay) {
+      isChecked = theAcquireWillSay.isRefusal();
+    }
+    Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
+    if (old.find()) {
+      isChecked = false;
+      throw new NativeLockException(NativeLockException.NO_MODULE, "the lock module is too old: " + old.group(), null);
     }
   }
 
@@ -116,11 +132,10 @@ public final class Locks implements AutoCloseable {
       NativeLockException error = meaning(failure);
       boolean isPassing = Attempt.PASSING.contains(error.code()) || error.code().equals("MISCONF");
       if (!isPassing || System.nanoTime() - until >= 0) {
-        Background.warn(name + " is left to its lease, not given back", error);
+        warn(name + " is left to its lease, not given back", error);
         return CompletableFuture.failedFuture(error);
       }
-      return Background.after(Background.pause(failures))
-          .thenCompose(paused -> insist(name, command, until, failures + 1))
+      return Wire.after(Wire.pause(failures)).thenCompose(paused -> insist(name, command, until, failures + 1))
           .thenCompose(reply -> Hold.DONE.equals(reply) || error.isRefusal() ? CompletableFuture.completedFuture(reply)
               : CompletableFuture.failedFuture(error));
     });
@@ -138,19 +153,19 @@ public final class Locks implements AutoCloseable {
   }
 
   /** Where this process hears that channel already, or null. */
-  Ear listening(byte[] channel) {
-    return ears.values().stream().filter(ear -> ear.hears(channel)).findFirst().orElse(null);
+  Listener listening(byte[] channel) {
+    return listeners.values().stream().filter(listener -> listener.hears(channel)).findFirst().orElse(null);
   }
 
   /** Where this process hears of the waits for a key that this node serves. */
-  synchronized Ear ear(byte[] key, Object node) {
-    Ear ear = ears.get(node);
-    if (ear == null || ear.ended.isDone()) {
-      ear = new Ear();
-      ears.put(node, ear);
-      ear.open(this, key);
+  synchronized Listener listener(byte[] key, Object node) {
+    Listener listener = listeners.get(node);
+    if (listener == null || listener.ended.isDone()) {
+      listener = new Listener();
+      listeners.put(node, listener);
+      listener.open(this, key);
     }
-    return ear;
+    return listener;
   }
 
   void hear(byte[] message) {

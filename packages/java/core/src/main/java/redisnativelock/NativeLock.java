@@ -4,11 +4,11 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 
 import java.nio.ByteBuffer;
 import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Collections;
+import java.util.Deque;
 import java.util.Optional;
-import java.util.UUID;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 
@@ -69,7 +69,7 @@ public final class NativeLock implements Lock {
     return new NativeLock(locks, key, limit, lease, atLeast.toNanos());
   }
 
-  /** Returns null where the lock was not had in time. */
+  /** Returns null where the lock did not come free in time. */
   private Hold acquire(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
     long nanos = Locks.checked(ownLease == null ? lease : ownLease);
     locks.checkVersion(key);
@@ -77,25 +77,28 @@ public final class NativeLock implements Lock {
     return attempt.take() ? new Hold(attempt) : null;
   }
 
-  /** This thread enters, and waits for that if need be. Returns null where the lock was not had in time. */
+  private Deque<Hold> entered() {
+    return locks.entered.get().getOrDefault(ByteBuffer.wrap(key), new ArrayDeque<>());
+  }
+
+  /** This thread enters, and waits for that if need be. Returns null where the lock did not come free in time. */
   private Hold enter(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
-    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
+    Deque<Hold> entered = entered();
+    Hold hold = entered.peek();
     if (hold != null && hold.attempt.isRenewed && hold.isLost()) {
       throw hold.loss();
     } else if (hold == null || !hold.isHeld()) {
       // Who has lost one has still to leave that, too.
-      int left = hold == null ? 0 : hold.isLost() ? hold.depth : hold.lostDepth;
       hold = acquire(wait, ownLease, isInterruptible);
       if (hold == null) {
         return null;
       }
-      hold.depth = hold.lostDepth = left;
       hold.thread = Thread.currentThread();
-      locks.entered.get().put(ByteBuffer.wrap(key), hold);
+      locks.entered.get().put(ByteBuffer.wrap(key), entered);
     } else if (limit < hold.attempt.lock.limit) {
       throw new IllegalMonitorStateException("this thread shares " + name + ": it would wait for itself");
     }
-    hold.depth++;
+    entered.push(hold);
     return hold;
   }
 
@@ -162,11 +165,12 @@ public final class NativeLock implements Lock {
   @Override
   public void unlock() {
     Hold hold = hold();
-    hold.depth--;
-    if (hold.depth == 0) {
+    Deque<Hold> entered = entered();
+    entered.pop();
+    if (entered.isEmpty()) {
       locks.entered.get().remove(ByteBuffer.wrap(key));
     }
-    if (hold.depth == hold.lostDepth) {
+    if (!entered.contains(hold)) {
       hold.release();
     }
   }
@@ -177,7 +181,7 @@ public final class NativeLock implements Lock {
    * @throws IllegalMonitorStateException if this thread has not locked it
    */
   public Hold hold() {
-    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
+    Hold hold = entered().peek();
     if (hold == null) {
       throw new IllegalMonitorStateException("this thread does not hold " + name);
     }
@@ -189,7 +193,7 @@ public final class NativeLock implements Lock {
     return acquire(Attempt.FOREVER, null, true);
   }
 
-  /** The same, if it is had in time. */
+  /** The same, if the lock comes free in time. */
   public Optional<Hold> acquire(Duration wait) throws InterruptedException {
     return Optional.ofNullable(acquire(wait.toNanos(), null, true));
   }
@@ -207,7 +211,7 @@ public final class NativeLock implements Lock {
     return run(enter(Attempt.FOREVER, null, true), work);
   }
 
-  /** Runs work under the lock if that is had in time, and returns whether it was. */
+  /** Runs work under the lock if that comes free in time, and returns whether it did. */
   public <E extends Exception> boolean tryCall(Duration wait, Work<?, E> work) throws E, InterruptedException {
     Hold hold = enter(wait.toNanos(), null, true);
     if (hold != null) {
@@ -236,16 +240,12 @@ public final class NativeLock implements Lock {
 
   /** How often this thread has entered. */
   public int getHoldCount() {
-    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
-    return hold == null || !hold.isHeld() ? 0 : hold.depth - hold.lostDepth;
+    Hold hold = entered().peek();
+    return hold == null || !hold.isHeld() ? 0 : Collections.frequency(entered(), hold);
   }
 
   private long ask(String command) {
-    try {
-      return (Long) Background.join(locks.access.send(Wire.command(command, key)), Attempt.REPLY_WITHIN);
-    } catch (ExecutionException | TimeoutException failure) {
-      throw locks.meaning(failure);
-    }
+    return (Long) locks.join(locks.access.send(Wire.command(command, key)), Attempt.REPLY_WITHIN);
   }
 
   /** Whether anybody holds it. */

@@ -3,6 +3,9 @@ package redisnativelock;
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 /** What is sent to the server and told by it, and how leases are counted. Times are in nanoseconds. */
@@ -30,6 +33,16 @@ final class Wire {
    */
   static long reliedUpon(long lease) {
     return lease - Math.min(lease / 100 + 10 * MILLISECOND, lease / 2);
+  }
+
+  static CompletableFuture<Void> after(long nanos) {
+    return new CompletableFuture<Void>().completeOnTimeout(null, Math.max(0, nanos), TimeUnit.NANOSECONDS);
+  }
+
+  /** How long to wait before what failed is tried again: ever longer, never in step with others. */
+  static long pause(int failures) {
+    long most = Math.min(20 * MILLISECOND << Math.min(failures, 10), 1000 * MILLISECOND);
+    return ThreadLocalRandom.current().nextLong(most / 2, most);
   }
 
   /** The end of a place. A token of 0 without an error: it is gone without a grant. */

@@ -36,6 +36,7 @@ class LossTest extends WithServer {
     assertEquals(1, lock.getHoldCount());
     lock.unlock();
     assertTrue(server.isFree("l"));
+    assertTrue(lock.hold().isLost(), "that the outer one was lost is still known");
     lock.unlock();
     assertThrows(IllegalMonitorStateException.class, lock::unlock);
   }

@@ -26,7 +26,7 @@ class WireTest {
     assertEquals(29_690_000_000L, Wire.reliedUpon(30_000_000_000L));
     assertEquals(10_000_000L, Wire.reliedUpon(20_000_000L));
     for (int round = 0; round < 20; round++) {
-      long pause = Background.pause(round);
+      long pause = Wire.pause(round);
       assertTrue(pause > 0 && pause <= 1_000_000_000L);
     }
   }

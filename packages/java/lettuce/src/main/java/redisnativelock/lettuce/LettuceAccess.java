@@ -6,7 +6,7 @@ import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
-import io.lettuce.core.output.CommandOutput;
+import io.lettuce.core.output.NestedMultiOutput;
 import io.lettuce.core.protocol.AsyncCommand;
 import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
@@ -14,7 +14,6 @@ import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import io.netty.buffer.ByteBuf;
 import java.io.IOException;
-import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.concurrent.CancellationException;
@@ -87,23 +86,6 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     return cluster == null ? -1 : SlotHash.getSlot(key);
   }
 
-  /** An integer, bytes, or nothing. */
-  private static final class Reply extends CommandOutput<byte[], byte[], Object> {
-    Reply() {
-      super(CODEC, null);
-    }
-
-    @Override
-    public void set(long integer) {
-      output = integer;
-    }
-
-    @Override
-    public void set(ByteBuffer bytes) {
-      output = bytes == null ? null : CODEC.decodeValue(bytes);
-    }
-  }
-
   private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connect() {
     return cluster == null ? CompletableFuture.completedFuture(uri).thenCompose(to -> client.connectAsync(CODEC, to))
         : CompletableFuture.supplyAsync(cluster::getPartitions, THREADS).thenCompose(map -> cluster.connectAsync(CODEC));
@@ -126,7 +108,7 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   private static CompletableFuture<Object> send(StatefulConnection<byte[], byte[]> to, byte[][] command) {
     CommandArgs<byte[], byte[]> args = new CommandArgs<>(CODEC).addKey(command[1]);
     Arrays.stream(command).skip(2).forEach(args::add);
-    var sent = new AsyncCommand<>(new Command<>(() -> command[0], new Reply(), args)) {
+    var sent = new AsyncCommand<>(new Command<>(() -> command[0], new NestedMultiOutput<>(CODEC), args)) {
       private int times;
 
       @Override
@@ -136,7 +118,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
       }
     };
     to.dispatch(sent);
-    return sent.thenApply(reply -> {
+    return sent.thenApply(replies -> {
+      Object reply = replies.get(0);
       if (reply == null && sent.times > 1 && new String(command[0]).equals("LOCK.RELEASE")) {
         throw new RedisException("Lettuce has sent it again: it may have been carried out before");
       }
