@@ -34,8 +34,8 @@ type Locks struct {
 
 	mu sync.Mutex
 	// Those to whom messages are for, by owner: who waits, and who waited and holds.
-	waits map[string]chan message
-	ears  map[*redis.Client]*ear
+	waits     map[string]chan message
+	listeners map[*redis.Client]*listener
 	// By channel.
 	subscriptions map[string]*subscription
 }
@@ -76,7 +76,7 @@ const forever = 100 * 365 * 24 * time.Hour
 func New(client redis.UniversalClient, options ...Option) *Locks {
 	defaults := settings{lease: 30 * time.Second, wait: forever}.with(options)
 	l := &Locks{client: client, settings: defaults, channel: "redislock:" + newOwner(), now: now}
-	l.waits, l.ears, l.subscriptions = map[string]chan message{}, map[*redis.Client]*ear{}, map[string]*subscription{}
+	l.waits, l.listeners, l.subscriptions = map[string]chan message{}, map[*redis.Client]*listener{}, map[string]*subscription{}
 	switch client := client.(type) {
 	case *redis.Client:
 		l.node = func(context.Context, string) (*redis.Client, error) { return client, nil }
@@ -113,7 +113,7 @@ func (l *Locks) Mutex(key string, options ...Option) *Mutex {
 // Lock waits for the lock, in the order of requests. The context bounds the wait, and the work: that of the hold comes
 // from it. If it is cancelled the wait ends at once and leaves nothing.
 //
-// The error is [ErrBusy] where the lock was not had in time: before the context's deadline, or within [Wait]; and [ErrLost]
+// The error is [ErrBusy] where the lock did not come free in time: before the context's deadline, or within [Wait]; and [ErrLost]
 // where its lease was so short that it was over when the answer came.
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, m.wait) }
 

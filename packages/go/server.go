@@ -78,8 +78,8 @@ func pauseAfter(tries int) time.Duration {
 	return time.Millisecond + rand.N(min(20*time.Millisecond<<min(tries, 10), time.Second))
 }
 
-// An ear is the connection to one server over which all waits there are told. Whoever waits when it ends asks anew.
-type ear struct {
+// A listener is the connection to one server over which all waits there are told. Whoever waits when it ends asks anew.
+type listener struct {
 	locks  *Locks
 	pubsub *redis.PubSub
 	// Is over when it has ended, with why.
@@ -89,11 +89,11 @@ type ear struct {
 	isRead atomic.Bool
 }
 
-// A subscription is to one channel. What is heard is over when the server has confirmed it, or the ear has ended.
+// A subscription is to one channel. What is heard is over when the server has confirmed it, or the listener has ended.
 type subscription struct {
-	ear     *ear
-	heard   context.Context
-	confirm context.CancelFunc
+	listener *listener
+	heard    context.Context
+	confirm  context.CancelFunc
 }
 
 // channelOf is where this process is told of that key: in a cluster there is a channel for each slot.
@@ -108,7 +108,7 @@ func (l *Locks) hears(channel string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.subscriptions[channel]
-	return s != nil && s.heard.Err() != nil && s.ear.ctx.Err() == nil
+	return s != nil && s.heard.Err() != nil && s.listener.ctx.Err() == nil
 }
 
 // listen has the attempt hear what is published at that server.
@@ -116,16 +116,16 @@ func (l *Locks) listen(a *attempt, node *redis.Client) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waits[a.owner] = a.told
-	e := l.ears[node]
+	e := l.listeners[node]
 	if e == nil || e.ctx.Err() != nil {
-		e = &ear{locks: l, pubsub: node.Subscribe(context.Background())}
+		e = &listener{locks: l, pubsub: node.Subscribe(context.Background())}
 		e.ctx, e.end = context.WithCancelCause(context.Background())
 		context.AfterFunc(e.ctx, func() { e.pubsub.Close() })
-		l.ears[node] = e
+		l.listeners[node] = e
 	}
 	s := l.subscriptions[a.channel]
-	if s == nil || s.ear != e {
-		s = &subscription{ear: e}
+	if s == nil || s.listener != e {
+		s = &subscription{listener: e}
 		s.heard, s.confirm = context.WithCancel(e.ctx)
 		l.subscriptions[a.channel] = s
 		go e.subscribe(a.channel)
@@ -139,7 +139,7 @@ func (l *Locks) forget(owner string) {
 	delete(l.waits, owner)
 }
 
-func (e *ear) subscribe(channel string) {
+func (e *listener) subscribe(channel string) {
 	subscribe := e.pubsub.Subscribe
 	if e.locks.isCluster {
 		subscribe = e.pubsub.SSubscribe
@@ -153,7 +153,7 @@ func (e *ear) subscribe(channel string) {
 	}
 }
 
-func (e *ear) receive() error {
+func (e *listener) receive() error {
 	// With a context that is over go-redis does not connect again by itself, unseen.
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -172,7 +172,7 @@ func (e *ear) receive() error {
 	}
 }
 
-func (e *ear) hear(received any) {
+func (e *listener) hear(received any) {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	switch received := received.(type) {
@@ -193,7 +193,7 @@ func (e *ear) hear(received any) {
 		s := e.locks.subscriptions[received.Channel]
 		if received.Kind != "subscribe" && received.Kind != "ssubscribe" {
 			e.end(errors.New("redisnativelock: the server has ended the subscription"))
-		} else if s.ear == e {
+		} else if s.listener == e {
 			s.confirm()
 		}
 	}

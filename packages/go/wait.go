@@ -17,7 +17,7 @@ const (
 	// How often a place is asked for again while nothing is heard: a message may be lost.
 	askAgain = 10 * time.Second
 	blockMax = 24 * time.Hour
-	// However short the wait is, a free lock is had.
+	// However short the wait is, a free lock is taken.
 	tryAtLeast = 50 * time.Millisecond
 )
 
@@ -144,22 +144,22 @@ func (a *attempt) wait(ctx, waiting context.Context) error {
 		return a.block(ctx, waiting, node)
 	} else if err != nil && mayPass(err) && ctx.Err() == nil && left(waiting) > 0 {
 		// It may be at a server that is no primary any more.
-		s.ear.end(err)
+		s.listener.end(err)
 	}
 	return err
 }
 
 // queue waits by a place in the queue, once the server is known to publish to us.
 func (a *attempt) queue(ctx, waiting context.Context, s *subscription) (err error) {
-	if a.hear(waiting, s.heard, replyWithin); s.heard.Err() == nil || s.ear.ctx.Err() != nil {
-		return context.Cause(s.ear.ctx)
+	if a.hear(waiting, s.heard, replyWithin); s.heard.Err() == nil || s.listener.ctx.Err() != nil {
+		return context.Cause(s.listener.ctx)
 	}
 	place := a.acquire("QUEUE", max(1, min(placeMax, left(waiting)).Milliseconds()), a.channel)
 	a.inDoubt, a.lasts = true, placeMax
 	if a.token, err = a.send(ctx, a.locks.client, within(waiting), place); err != nil || a.token != 0 {
 		return err
 	}
-	told := a.hear(waiting, s.ear.ctx, askAgain)
+	told := a.hear(waiting, s.listener.ctx, askAgain)
 	if told.token == 0 {
 		return told.err
 	}

@@ -14,7 +14,7 @@ import (
 
 // What can go wrong, for [errors.Is]. What else the server refuses is go-redis' own error.
 var (
-	// ErrBusy: the lock was not to be had in time.
+	// ErrBusy: the lock did not come free in time.
 	ErrBusy = errors.New("redisnativelock: the lock is busy")
 	// ErrLost: the hold is over before its work: not renewed in time, broken, or deleted.
 	ErrLost = errors.New("redisnativelock: the lock is lost")
@@ -139,7 +139,7 @@ func slotOf(key string) int {
 	return int(crc) % 16384
 }
 
-// tags has a number for each slot that is in it.
+// tags has a number for each slot, which hashes to it.
 var tags = sync.OnceValue(func() *[16384]string {
 	var words [16384]string
 	for number := range 110_000 {

@@ -45,7 +45,7 @@ async def test_many_keys_in_a_cluster(cluster, world, library):
 
     adding = [asyncio.create_task(add(key)) for key in KEYS * 4]
     await soon(lambda: places(cluster) == len(adding))
-    assert len(locks.ears) == 3, "a subscription for each node"
+    assert len(locks.listeners) == 3, "a subscription for each node"
     for hold in held:
         assert await world.call(hold.release)
     await asyncio.gather(*adding)

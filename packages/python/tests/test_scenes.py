@@ -91,9 +91,9 @@ def hold_of(lines, monkeypatch, wait, **options):
     monkeypatch.setattr(locks, "watch", lambda hold: None)
     monkeypatch.setattr(core, "now", lambda: world.time)
     # It is subscribed already.
-    first = locks.ear(b"k")
-    monkeypatch.setattr(core.Ear, "hears", lambda ear, channel: ear is first)
-    monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
+    first = locks.listener(b"k")
+    monkeypatch.setattr(core.Listener, "hears", lambda listener, channel: listener is first)
+    monkeypatch.setattr(core.Listener, "subscribe", lambda listener, *args: world.subscribe(*args))
     world.hold = core.BaseHold(locks.lock("k", lease=30, **options), wait)
     return world, world.hold
 

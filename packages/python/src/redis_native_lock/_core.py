@@ -110,7 +110,7 @@ async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Ear:
+class Listener:
     """The subscription to one server, which all waits there share. It ends with its connection; who waits then asks
     for another."""
 
@@ -167,12 +167,12 @@ class Ear:
 
     async def close(self, error: Exception | None = None) -> None:
         self._error = self._error or error or ConnectionError("the subscription is closed")
-        if self._locks.ears.get(self._node) is self:
-            del self._locks.ears[self._node]
+        if self._locks.listeners.get(self._node) is self:
+            del self._locks.listeners[self._node]
         for known in list(self._channels.values()):
             known.set()
         for hold in list(self._locks.holds.values()):
-            if hold.ear is self:
+            if hold.listener is self:
                 hold.heard.set()
         if self._connection is not None:
             await self._world.close(self._connection)
@@ -183,7 +183,7 @@ class BaseHold:
 
     token = 0
     lost: Any  # An event: it is set when the hold can't be relied upon any more.
-    ear: Ear | None = None
+    listener: Listener | None = None
     due_at = _renew_at = _valid_until = ENDLESS  # When it is to be looked at; and why.
     _told, _first_lease = b"0", 0.0  # How its place has ended, as the subscription has heard: b"" is not at all.
     _granted_at, _is_over = -ENDLESS, False
@@ -240,16 +240,16 @@ class BaseHold:
                 if self._left() <= pause or not meaning(error).may_pass:
                     raise
                 log.warning("%r is asked for again: %s", self.key, error)
-                if self.ear is not None:
+                if self.listener is not None:
                     # It may be at a server that is no primary any more.
-                    await self.ear.close()
+                    await self.listener.close()
                 await self._world.sleep(pause * random.uniform(0.5, 1))
                 pause = min(pause * 2, PAUSE_MAX)
             if not self.token and self._left() <= 0:
                 raise LockBusy(f"the lock {self.key!r} is busy")
 
     async def _once(self) -> None:
-        channel, known = self._locks.channel(self.key), self._locks.ears.get(self._world.node(self.key))
+        channel, known = self._locks.channel(self.key), self._locks.listeners.get(self._world.node(self.key))
         if self._left() <= 0 or known is None or not known.hears(channel):
             # Who does not have to wait needs no subscription. And by a command the client learns where the key is now.
             await self._ask()
@@ -280,11 +280,11 @@ class BaseHold:
 
     async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
-        was_silent, self.ear, self._told = not self._told, self._locks.ear(self.key), b""
+        was_silent, self.listener, self._told = not self._told, self._locks.listener(self.key), b""
         self.heard.clear()
         # After a silence, too: whether the server still answers there.
-        if was_silent or now() - self.ear.heard_at >= ASK_AGAIN or not self.ear.hears(channel):
-            await self.ear.subscribe(self.key, channel, self._within())
+        if was_silent or now() - self.listener.heard_at >= ASK_AGAIN or not self.listener.hears(channel):
+            await self.listener.subscribe(self.key, channel, self._within())
         await self._ask("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
         if self.token:
             return
@@ -497,7 +497,7 @@ class BaseLocks(Generic[L, H]):
         self._channel = b"redislock:" + new_name().encode()
         # By owner, from the first request to the end.
         inherited, self.holds = list(self.holds.values()), {}
-        self.ears: dict[str, Ear] = {}  # By server.
+        self.listeners: dict[str, Listener] = {}  # By server.
         for hold in inherited:
             hold._is_over, hold.lost, hold._mutex = True, self.world.event(), self.world.mutex()
             hold.lost.set()
@@ -575,9 +575,9 @@ class BaseLocks(Generic[L, H]):
             return self._channel
         return b"%b{%b}" % (self._channel, tag_of(self.world.client.keyslot(key)))
 
-    def ear(self, key: bytes) -> Ear:
+    def listener(self, key: bytes) -> Listener:
         node = self.world.node(key)
-        return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
+        return self.listeners.get(node) or self.listeners.setdefault(node, Listener(self, node))
 
     def hear(self, message: bytes) -> None:
         _, _, owner, result, lease = netstrings(message)
@@ -587,5 +587,5 @@ class BaseLocks(Generic[L, H]):
 
     async def _close(self) -> None:
         self._wake.set()
-        for ear in list(self.ears.values()):
-            await ear.close()
+        for listener in list(self.listeners.values()):
+            await listener.close()

@@ -14,7 +14,7 @@ class NativeLockError(Exception):
 
 
 class LockBusy(NativeLockError, TimeoutError):
-    """The lock was not to be had in time."""
+    """The lock did not come free in time."""
 
 
 class LockLost(NativeLockError):
