@@ -249,7 +249,7 @@ impl Attempt {
                     // Another node of the shard may tell of a grant that its primary has
                     // taken back.
                     let is_sure = request.is_first && asked_by == by;
-                    match self.begin(token, first_sent_at, lease, is_sure).await {
+                    match self.begin(token, first_sent_at, lease, is_sure, by).await {
                         Ok(Some(grant)) => {
                             let entry = Some(entry);
                             return Ok(Some(Grant { entry, ..grant }));
@@ -290,12 +290,11 @@ impl Attempt {
                 let address = shared.router.address_of(&request.key).await?;
                 let connection = shared.router.open(&address, &Closed::default()).await?;
                 *kill = connection.about(shared.router.timeouts.response).await.0;
-                let sent_at = Moment::now();
                 let reply = connection.ask_patiently(&command).await;
                 if let Err(error) = &reply {
                     shared.router.learn(&request.key, error, connection.host());
                 }
-                Ok::<_, Error>((token_in(&reply?)?, sent_at, connection))
+                Ok::<_, Error>((token_in(&reply?)?, connection))
             };
             let asked = async {
                 tokio::select! {
@@ -307,21 +306,12 @@ impl Attempt {
             let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
             let passing = match asked.await {
                 Ok((None, ..)) => continue,
-                // The hold is tied to the session's own connection before this one closes.
-                Ok((Some(_), _, _tied)) if matches!(request.road, Road::Session(_)) => {
-                    match self.try_once().await {
-                        Ok(None) => continue,
-                        Ok(grant) => return Ok(grant),
-                        Err(error) => error,
-                    }
-                }
-                Ok((Some(token), since, _)) => {
-                    match self.begin(token, since, request.lease, true).await {
-                        Ok(None) => continue,
-                        Ok(grant) => return Ok(grant),
-                        Err(error) => error,
-                    }
-                }
+                // What keeps it up from now on asks for it, too, before this connection closes.
+                Ok((Some(_), _tied)) => match self.try_once().await {
+                    Ok(None) => continue,
+                    Ok(grant) => return Ok(grant),
+                    Err(error) => error,
+                },
                 Err(error) => {
                     self.is_in_doubt = was_in_doubt || error.leaves_doubt();
                     error
@@ -341,6 +331,7 @@ impl Attempt {
         since: Moment,
         lease: Duration,
         is_sure: bool,
+        by: u64,
     ) -> Result<Option<Grant>, Error> {
         if may_begin(is_sure, since, lease, Moment::now()) {
             let grant = self.grant(token, since, None);
@@ -350,7 +341,9 @@ impl Attempt {
         let renew = command::renew(&request.key, &request.owner, request.lease, token);
         let asked = request.road.ask(&self.shared, &request.key, &renew, None);
         let answer = asked.await?;
-        let is_held = command::is_one(&answer.value)?;
+        // Where another server than told of it answers, it has to be asked for again.
+        let is_there = answer.link.as_ref().is_none_or(|link| link.serial == by);
+        let is_held = is_there && command::is_one(&answer.value)?;
         Ok(is_held.then(|| self.grant(token, answer.sent_at, None)))
     }
 

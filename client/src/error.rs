@@ -244,7 +244,7 @@ impl Error {
 
     fn of_server(code: &str, message: String) -> Self {
         match code {
-            "ERR" if message.starts_with("unknown command") => Self::NoModule,
+            "ERR" if message.starts_with("unknown command 'LOCK.") => Self::NoModule,
             "DEADLOCK" => Self::Deadlock(message),
             "UPGRADE" => Self::Upgrade(message),
             "SUPERSEDED" => Self::Superseded(message),

@@ -67,13 +67,14 @@ impl LockGuard {
     /// Renews the lease now.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the hold is over; else the hold stands as it did, and another
-    /// try may succeed.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime.
+    /// [`Error::Lost`] if the hold is over. After any other it stands: try again.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.hold.renew().await.map(|_| ())
+        let (hold, shared) = (Arc::clone(&self.hold), &self.hold.shared);
+        shared.check_process()?;
+        hold.left().map_err(Error::Lost)?;
+        // It goes on if nobody polls this: the renewals by itself wait for it.
+        let renewing = async move { hold.renew().await.map(|_| ()) };
+        shared.router.spawned(renewing).await
     }
 
     /// Runs one Redis command only if the server still has this hold, as one step with
@@ -112,7 +113,8 @@ impl LockGuard {
         self.hold.leave().await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// Leaves the lock taken for the rest of its lease, and returns the token.
+    /// Leaves the lock taken for the rest of its lease, and returns the token. After a wait,
+    /// [`renew`](Self::renew) first: its lease may be a short one still. All of a job's guards end.
     pub fn forget(self) -> u64 {
         self.has_left.store(true, Ordering::Relaxed);
         self.hold.end(Lost::Released);

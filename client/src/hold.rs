@@ -221,8 +221,8 @@ impl Hold {
     }
 
     async fn renew_once(&self) -> Result<(Moment, Duration), Error> {
-        let _turn = self.renewing.lock().await;
         self.shared.check_process()?;
+        let _turn = self.renewing.lock().await;
         self.left().map_err(Error::Lost)?;
         let (request, lease) = (&self.request, self.state().lease);
         let renew = command::renew(&request.key, &request.owner, lease, self.token);

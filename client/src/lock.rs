@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 use crate::acquire::{Attempt, Grant, Request, Wait};
 use crate::backoff::Backoff;
@@ -73,8 +73,7 @@ impl Lock {
         self
     }
 
-    /// Renews at most this many times by itself, so that work that hangs does not keep
-    /// the lock for ever. In a [session](crate::Session) the server goes on.
+    /// Renews at most this many times by itself: work that hangs keeps no lock for ever.
     pub fn max_renewals(mut self, renewals: u32) -> Self {
         self.renewals = Some(renewals);
         self
@@ -104,10 +103,8 @@ impl Lock {
     /// [`on_failure`](crate::ClientBuilder::on_failure).
     ///
     /// If the future is dropped, neither a place in the queue nor a hold is left at the
-    /// server. A future that is kept but not polled misses its turn: the lock passes to
-    /// the next one soon after.
-    ///
-    /// It does not re-enter: see [`Job`](crate::Job).
+    /// server. One that is kept but not polled misses its turn, or has the lock for a lease.
+    /// An acquire does not re-enter: see [`Job`](crate::Job).
     ///
     /// # Errors
     /// What the server refused; [`Error::Deadlock`] where the wait would never end;
@@ -135,7 +132,8 @@ impl Lock {
         self.clone().take(Wait::within(wait))
     }
 
-    /// Takes the lock if it is free and nobody waits for it; else returns none.
+    /// Takes the lock if it is free and nobody waits for it; else returns none. A job's waits
+    /// for what the job does just now, as long as for an answer.
     ///
     /// # Errors
     /// What the server refused, or that it does not answer.
@@ -216,11 +214,10 @@ impl Lock {
     ) -> Pin<Box<dyn Future<Output = Result<Option<LockGuard>, Error>> + Send>> {
         Box::pin(async move {
             self.shared.check_process()?;
-            let hold = match self.job.clone() {
-                None => self.take_as(unique_owner(), wait).await?,
-                Some(job) => self.take_for(&job, wait).await?,
-            };
-            Ok(hold.map(LockGuard::new))
+            match self.job.clone() {
+                None => self.take_as(unique_owner(), wait).await,
+                Some(job) => self.take_for(&job, wait).await,
+            }
         })
     }
 
@@ -238,20 +235,24 @@ impl Lock {
         Ok(request)
     }
 
-    async fn take_as(&self, owner: Vec<u8>, wait: Wait) -> Result<Option<Arc<Hold>>, Error> {
+    async fn take_as(&self, owner: Vec<u8>, wait: Wait) -> Result<Option<LockGuard>, Error> {
         let mut attempt = Attempt::new(&self.shared, self.request(owner, 1, true)?, None);
         let grant = attempt.take(wait).await?;
         self.hand_out(&attempt, grant, None)
     }
 
     /// Takes it for a job: another hold of the one that the job has, or its first.
-    async fn take_for(&self, job: &Arc<JobState>, wait: Wait) -> Result<Option<Arc<Hold>>, Error> {
+    async fn take_for(&self, job: &Arc<JobState>, wait: Wait) -> Result<Option<LockGuard>, Error> {
+        let (turn, timeouts) = (job.turn(&self.key), self.shared.router.timeouts);
         let turn = match wait {
-            Wait::Until(Some(deadline)) => match timeout_at(deadline, job.turn(&self.key)).await {
-                Ok(turn) => turn,
-                Err(_) => return Ok(None),
-            },
-            Wait::No | Wait::Until(None) => job.turn(&self.key).await,
+            Wait::No => timeout(timeouts.connect + timeouts.response, turn).await,
+            Wait::Until(Some(deadline)) => timeout_at(deadline, turn).await,
+            Wait::Until(None) => Ok(turn.await),
+        };
+        let turn = match (turn, wait) {
+            (Ok(turn), _) => turn,
+            (Err(_), Wait::No) => return Err(Error::timed_out()),
+            (Err(_), _) => return Ok(None),
         };
         let (held, is_first) = job.look_up(&self.key);
         let nth = held.as_ref().map_or(1, |hold| hold.guards() + 1);
@@ -276,10 +277,12 @@ impl Lock {
         match taken {
             Ok(Some(grant)) if grant.token == hold.token => {
                 let entered = hold.re_enter(grant.since, self.lease);
-                if is_longer && entered.is_ok() {
-                    let _ = hold.renew().await;
+                // If this is dropped, so is the guard, which is released then.
+                let guard = entered.map(|()| LockGuard::new(hold));
+                if let (Ok(guard), true) = (&guard, is_longer) {
+                    let _ = guard.renew().await;
                 }
-                entered.map(|()| Some(hold)).map_err(Error::Lost)
+                guard.map(Some).map_err(Error::Lost)
             }
             // The server has ended the hold without a word, and somebody may have had it.
             Ok(_) | Err(Error::HoldCount(_)) => {
@@ -298,7 +301,7 @@ impl Lock {
         attempt: &Attempt,
         grant: Option<Grant>,
         job: Option<&Arc<JobState>>,
-    ) -> Result<Option<Arc<Hold>>, Error> {
+    ) -> Result<Option<LockGuard>, Error> {
         let Some(grant) = grant else {
             return Ok(None);
         };
@@ -307,7 +310,7 @@ impl Lock {
             job.note(&self.key, &hold);
         }
         match hold.left() {
-            Ok(_) => Ok(Some(hold)),
+            Ok(_) => Ok(Some(LockGuard::new(hold))),
             Err(why) => {
                 hold.end(why);
                 Err(Error::Lost(why))

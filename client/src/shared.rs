@@ -103,7 +103,9 @@ impl Shared {
     }
 
     pub(crate) async fn flush(&self) {
-        self.settling.wait().await;
+        if self.check_process().is_ok() {
+            self.settling.wait().await;
+        }
     }
 
     /// Has something begin in a moment, in the client's runtime.

@@ -150,7 +150,9 @@ async fn use_one_job(client: &LockClient, seed: u64) {
             let mut guards: Vec<LockGuard> = Vec::new();
             for _ in 0..100 {
                 let key = format!("lock{}", rng.random_range(0..2));
-                let acquire = job.lock(key).acquire_within(Duration::from_secs(10));
+                let lease = Duration::from_secs(rng.random_range(20..40));
+                let lock = job.lock(key).lease(lease);
+                let acquire = lock.acquire_within(Duration::from_secs(10));
                 let patience = Duration::from_micros(rng.random_range(0..2000));
                 if let Ok(taken) = tokio::time::timeout(patience, acquire).await {
                     guards.extend(taken.unwrap());
