@@ -15,19 +15,17 @@ const releaseWithin = 500 * time.Millisecond
 // A Hold is a lock that is held. It may be used by many goroutines.
 type Hold struct {
 	*attempt
-	grantedAt time.Duration
-	ctx       context.Context
-	cancel    context.CancelCauseFunc
-	mu        sync.Mutex
-	// The shortest lease of a renewal that was not answered: it may come yet.
-	unanswered      time.Duration
+	grantedAt       time.Duration
+	ctx             context.Context
+	cancel          context.CancelCauseFunc
+	mu              sync.Mutex
 	renewal, expiry *time.Timer
 	// Why it is over, if it is.
 	over error
 }
 
 func newHold(ctx context.Context, a *attempt) (*Hold, error) {
-	h := &Hold{attempt: a, grantedAt: a.locks.now(), unanswered: forever}
+	h := &Hold{attempt: a, grantedAt: a.locks.now()}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,30 +74,28 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease <= 0 {
 		lease = h.lease
 	}
-	sent := h.locks.now()
+	sent, before := h.locks.now(), h.validUntil
 	// Until it is answered the shorter of the two leases is relied upon.
 	h.validUntil = min(h.validUntil, validUntil(sent, lease))
 	within := (h.validUntil - sent) / 3
 	h.mu.Unlock()
 	reply, err := h.do(ctx, h.locks.client, within, h.renew(lease))
 	h.mu.Lock()
+	if isRefusal(err) {
+		h.validUntil = before
+	}
 	if err == nil && reply != 1 && h.over == nil {
 		h.lose("the server does not know this hold any more")
 	}
 	if over := h.look(); over != nil {
 		return over
 	}
-	if !isRefusal(err) {
-		h.lease = lease
-	}
 	if err == nil {
-		h.validUntil = validUntil(sent, min(lease, h.unanswered))
+		h.lease, h.validUntil = lease, validUntil(sent, min(lease, h.unanswered))
 	} else {
 		slog.Warn("redisnativelock: it is not renewed", "key", h.key, "error", err)
-		if !isRefusal(err) {
-			h.unanswered = min(lease, h.unanswered)
-		}
 	}
+	h.noteRenewal(sent, lease, err)
 	h.schedule()
 	return translated(err)
 }

@@ -125,7 +125,7 @@ func (m *Mutex) acquire(ctx context.Context, wait time.Duration) (*Hold, error) 
 		return nil, err
 	}
 	a := &attempt{lock: m.lock, owner: newOwner(), channel: m.locks.channelOf(m.key), told: make(chan message, 1)}
-	a.began = m.locks.now()
+	a.began, a.unanswered = m.locks.now(), forever
 	if err := a.take(ctx, wait); err != nil {
 		a.leave(err)
 		return nil, err

@@ -53,10 +53,11 @@ func (a *attempt) do(ctx context.Context, client redis.UniversalClient, within t
 // come later.
 func (a *attempt) insist(args func() []any) (int64, error) {
 	a.renewing.Lock()
-	a.sending.Lock()
-	until := a.locks.now() + max(a.lease, a.lasts)
-	a.sending.Unlock()
+	until := max(a.lease, a.lasts)
 	a.renewing.Unlock()
+	a.sending.Lock()
+	until += a.locks.now()
+	a.sending.Unlock()
 	for tries, inDoubt := 0, false; ; tries++ {
 		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
 		if err == nil && inDoubt {

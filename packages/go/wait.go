@@ -36,6 +36,8 @@ type attempt struct {
 	sending sync.RWMutex
 	// How long the server may keep its place.
 	lasts time.Duration
+	// The shortest lease of a renewal that was not answered soon.
+	unanswered time.Duration
 	// The grant: its token, which is 0 before, and until when it is relied upon.
 	token      int64
 	validUntil time.Duration
@@ -92,7 +94,10 @@ func (a *attempt) take(ctx context.Context, wait time.Duration) error {
 // ended is the error of a context that is over.
 func ended(ctx context.Context, key string) error {
 	if deadline, isBounded := ctx.Deadline(); isBounded && time.Until(deadline) <= 0 {
-		<-ctx.Done() // Its timer may be late.
+		select {
+		case <-ctx.Done(): // Its timer may be late.
+		case <-time.After(time.Second):
+		}
 	}
 	switch why := context.Cause(ctx); {
 	case why == nil:
@@ -199,9 +204,17 @@ func (a *attempt) claim(ctx, waiting context.Context, lease time.Duration) error
 	if !a.locks.isCluster && a.validUntil-a.locks.now() >= lease/4 {
 		return nil
 	}
+	sent := a.locks.now()
 	reply, err := a.send(ctx, a.locks.client, within(waiting), a.renew(a.lease))
-	if reply != 1 {
+	if a.noteRenewal(sent, a.lease, err); reply != 1 {
 		a.token = 0
 	}
 	return err
+}
+
+// noteRenewal notes one that may come yet: it got no answer, or so late a one that go-redis may have sent it twice.
+func (a *attempt) noteRenewal(sent, lease time.Duration, err error) {
+	if err != nil && !isRefusal(err) || a.locks.now()-sent > time.Second {
+		a.unanswered = min(lease, a.unanswered)
+	}
 }
