@@ -37,7 +37,7 @@ export class Hold implements AsyncDisposable {
   /** Settled when no renewal is under way. */
   private renewed: Promise<unknown> = this.isThere;
   private leaseMs = this.request.lease;
-  /** The shortest lease of a renewal that was not answered: it may come late. */
+  /** The shortest lease of a renewal that was not answered soon: it may come yet, if only again. */
   private unansweredMs = Infinity;
   private validUntil = Infinity;
   private renewAt = Infinity;
@@ -236,19 +236,25 @@ export class Hold implements AsyncDisposable {
 
   private async renewOnce(leaseMs: number): Promise<void> {
     const sent = now();
-    const beforeMs = this.unansweredMs;
+    const { unansweredMs: beforeMs, validUntil: until } = this;
     if (!this.look()) {
       this.unansweredMs = Math.min(beforeMs, leaseMs);
       // Until it is answered the shorter of the two leases is relied upon.
       this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
       this.plan(this.renewAt);
       const reply = await within(this.core.server.ask(this.renewing(leaseMs)), this.validUntil - sent).catch((error) => {
+        if (isRefusal(error)) {
+          this.unansweredMs = beforeMs;
+          this.validUntil = until;
+        }
+        this.plan(Math.min(this.renewAt, this.nextRenewal(sent)));
         if (!this.look()) throw translated(error);
       });
       if (Number(reply) === 0) this.lose("the server does not know this hold any more");
     }
     if (this.look()) throw this.loss ?? new LockLost(`the lock ${shown(this.key)} was released`);
-    this.unansweredMs = beforeMs;
+    // The client library may have sent it again by itself, and the first one may come yet.
+    if (now() - sent < LATE_MS) this.unansweredMs = beforeMs;
     this.leaseMs = leaseMs;
     this.validUntil = validUntil(sent, Math.min(leaseMs, beforeMs));
     this.plan(this.nextRenewal(sent));
@@ -258,7 +264,9 @@ export class Hold implements AsyncDisposable {
   async release(): Promise<boolean> {
     if (this.look()) return false;
     this.end();
-    const reply = Number(await this.core.inBackground(this.key, this.giveBack()));
+    // A renewal that comes after it would keep the lock for a lease.
+    const ready = this.request.atLeast > 0 ? this.renewed : Promise.resolve();
+    const reply = Number(await this.core.inBackground(this.key, ready.then(() => this.giveBack())));
     if (reply === 0) this.core.onError(new LockLost(`the lock ${shown(this.key)} was over before its work`));
     return reply === 1;
   }
