@@ -192,7 +192,8 @@ class Driver:
         return {"released": await done(self.holds[call["of"]].release())}
 
     async def renew(self, call):
-        lease = call["lease_ms"] / 1000 if "lease_ms" in call else None
+        is_new = "lease_ms" in call and FAULT != "keeps-its-lease"
+        lease = call["lease_ms"] / 1000 if is_new else None
         await done(self.holds[call["of"]].renew(lease))
         return {}
 

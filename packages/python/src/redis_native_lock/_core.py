@@ -27,6 +27,7 @@ REPLY_WITHIN, REPLY_MIN = 5.0, 0.5  # At least so long, where the wait itself is
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
+RESENT_AFTER = 1.0  # The client library may have sent a command again by itself that is not answered so soon.
 PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
 ENDLESS, LONGEST = float("inf"), 315_360_000.0
 
@@ -135,7 +136,10 @@ class Listener:
                 known.clear()
                 await self._send(channel)
         if self._error is None and not await self._world.wait(known, within):
-            await self.close(ConnectionError("the subscription is not answered in time"))
+            error = ConnectionError("the subscription is not answered in time")
+            if now() - self.heard_at >= REPLY_WITHIN:
+                await self.close(error)
+            raise error
         if self._error is not None:
             raise self._error
 
@@ -187,7 +191,7 @@ class BaseHold:
     due_at = _renew_at = _valid_until = ENDLESS  # When it is to be looked at; and why.
     _told, _first_lease = b"0", 0.0  # How its place has ended, as the subscription has heard: b"" is not at all.
     _granted_at, _is_over = -ENDLESS, False
-    _unanswered = ENDLESS  # The shortest lease of a renewal that got no answer, and may come late.
+    _unanswered = ENDLESS  # The shortest lease of a renewal that got no answer soon: it may come yet, if only again.
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
@@ -364,15 +368,22 @@ class BaseHold:
             if self.look():
                 raise self.loss()
             lease = self._lease if lease is None else _checked(lease)
-            sent = now()
+            sent, before, until = now(), self._unanswered, self._valid_until
             # Until it is answered the shorter of the two leases is relied upon.
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
             self._plan(self._renew_at)
             within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
-            before, self._unanswered = self._unanswered, min(self._unanswered, lease)
-            if await self._world.ask(self._renewing(lease), within) != 1:
-                self._lose()
-            self._unanswered = before
+            self._unanswered = min(before, lease)
+            try:
+                if await self._world.ask(self._renewing(lease), within) != 1:
+                    self._lose()
+            except Exception as error:
+                if meaning(error).is_refusal:
+                    self._unanswered, self._valid_until = before, until
+                self._plan(min(self._renew_at, self._third(sent)))
+                raise
+            if now() - sent < RESENT_AFTER:
+                self._unanswered = before
             if self.look():
                 raise self.loss()
             self._lease, self._valid_until = lease, valid_until(sent, min(lease, before))
@@ -409,7 +420,7 @@ class BaseHold:
             return False
         self._end()
         had = await self._give_back()
-        if self._lock.at_least:
+        if self._lock.at_least and self._unanswered < ENDLESS:
             # A renewal under way may come after it, and would keep the lock for a lease.
             self._world.spawn(self._give_up())
         if had is False:

@@ -52,7 +52,7 @@ class Tasks(World):
     async def wait(self, event: Any, within: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await event.wait()
+                return bool(await event.wait())
         return bool(event.is_set())
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
