@@ -245,7 +245,8 @@ impl Node {
         } else if replicas == 0 {
             return;
         } else if grace > 0 || asked == replicas {
-            (GOOD, "A fail-over keeps locks apart".into())
+            let what = format!("A fail-over keeps locks apart, if {replicas} are all its replicas");
+            (GOOD, what)
         } else if asked > 0 {
             let what = "A fail-over to a replica that was not awaited may forget locks";
             (NOTE, format!("{what}: {advice}"))
@@ -259,9 +260,8 @@ impl Node {
     /// A replica is set as its primary, since it may be promoted.
     fn check_like(&mut self, primary: &Self) {
         for (name, here) in self.settings.clone() {
-            let matters = name.starts_with("lock.") || name == "min-replicas-to-write";
             let there = primary.text(&name);
-            if matters && here != there && !there.is_empty() {
+            if here != there && !there.is_empty() {
                 let what = format!("It has {name} {here}, and its primary {there}: set both alike");
                 self.add(WRONG, what);
             }

@@ -55,7 +55,7 @@ pub fn break_command(key: &[u8], token: u64) -> Option<String> {
         return None;
     }
     let word = shell_word(key);
-    Some(match word.starts_with('-') {
+    Some(match key.starts_with(b"-") {
         true => format!("lockctl break --fence {token} -- {word}"),
         false => format!("lockctl break {word} --fence {token}"),
     })
