@@ -29,6 +29,8 @@ final class Attempt {
   /** The grant: its token, which is 0 before, and until when it is relied upon. */
   long token;
   long validUntil;
+  /** The shortest lease of a renewal that was not answered soon: it may come yet, if only again. */
+  long unanswered = Long.MAX_VALUE;
   private final Locks locks;
   private final byte[] channel;
   private final long wait;
@@ -84,7 +86,8 @@ final class Attempt {
         locks.waits.remove(owner);
       }
       if (token == 0 && isInDoubt) {
-        insist(() -> Wire.command("LOCK.RELEASE", lock.key, owner));
+        long within = listener == null ? lease : Math.max(lease, PLACE_MAX);
+        insist(() -> Wire.command("LOCK.RELEASE", lock.key, owner), within, true);
       }
     }
   }
@@ -205,8 +208,11 @@ final class Attempt {
     boolean isSure = isRenewed && locks.access.slot(lock.key) < 0;
     if (!isSure || validUntil - System.nanoTime() < first / 4) {
       byte[][] renewal = renew(lease);
+      long before = unanswered;
+      unanswered = Math.min(lease, unanswered);
       token = 0;
       token = ask(renewal) == 1 ? granted : 0;
+      unanswered = before;
     }
   }
 
@@ -233,10 +239,11 @@ final class Attempt {
     return last;
   }
 
-  /** Sends what gives the lock back, for which nothing is heard any more. */
-  CompletableFuture<Object> insist(Supplier<byte[][]> command) {
+  /** Sends what gives the lock back, for which nothing is heard any more; if it is the last word, after all others. */
+  CompletableFuture<Object> insist(Supplier<byte[][]> command, long within, boolean isLast) {
     locks.waits.remove(owner);
-    long until = System.nanoTime() + (wait > 0 ? Math.max(lease, PLACE_MAX) : lease);
-    return next(() -> settled.thenCompose(done -> locks.insist(lock.getName(), command, until, 0)));
+    long until = System.nanoTime() + within;
+    return next(() -> (isLast ? settled : CompletableFuture.completedFuture(null))
+        .thenCompose(done -> locks.insist(lock.getName(), command, until, 0)));
   }
 }

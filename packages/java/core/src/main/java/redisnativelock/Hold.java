@@ -19,8 +19,6 @@ public final class Hold {
   private final long keptUntil;
   private final CompletableFuture<Void> lost = new CompletableFuture<>();
   private volatile long lease;
-  /** The shortest lease of a renewal that was not answered. */
-  private long unanswered = Long.MAX_VALUE;
   private long validUntil;
   private boolean isOver;
   /** Why it is lost, if it is. */
@@ -95,32 +93,39 @@ public final class Hold {
       return CompletableFuture.failedFuture(loss());
     }
     long sent = System.nanoTime();
+    long before = validUntil;
     // Until it is answered the shorter of the two leases is relied upon.
     validUntil = Math.min(validUntil, sent + Wire.reliedUpon(newLease));
     long within = Math.min(Attempt.REPLY_WITHIN, Math.max(left(), 100 * Wire.MILLISECOND) / 2);
     return attempt.send(attempt.renew(newLease), within)
-        .handle((reply, failure) -> renewed(newLease, sent, reply, failure));
+        .handle((reply, failure) -> renewed(newLease, sent, before, reply, failure));
   }
 
-  private synchronized Object renewed(long newLease, long sent, Object reply, Throwable failure) {
+  private synchronized Object renewed(long newLease, long sent, long before, Object reply, Throwable failure) {
+    NativeLockException error = failure == null ? null : locks.meaning(failure);
+    if (error != null && error.isRefusal()) {
+      validUntil = before;
+    }
     if (failure == null && !DONE.equals(reply) && !isOver) {
       lose("the server does not know this hold any more");
     }
     if (look()) {
       throw loss();
     }
-    if (failure == null) {
-      lease = newLease;
-      validUntil = sent + Wire.reliedUpon(Math.min(newLease, unanswered));
-      schedule();
-      return reply;
+    // The library may send again what is not answered soon.
+    if (error == null ? System.nanoTime() - sent > Locks.SUSPICIOUS : !error.isRefusal()) {
+      attempt.unanswered = Math.min(newLease, attempt.unanswered);
     }
-    NativeLockException error = locks.meaning(failure);
-    Locks.warn(key() + " is not renewed", error);
-    // One that is not answered may come yet, and leave its lease.
-    unanswered = error.isRefusal() ? unanswered : Math.min(newLease, unanswered);
+    if (error == null) {
+      lease = newLease;
+      validUntil = sent + Wire.reliedUpon(Math.min(newLease, attempt.unanswered));
+    }
     schedule();
-    throw error;
+    if (error != null) {
+      Locks.warn(key() + " is not renewed", error);
+      throw error;
+    }
+    return reply;
   }
 
   private long left() {
@@ -182,7 +187,7 @@ public final class Hold {
     return attempt.insist(() -> {
       long rest = notBefore - System.nanoTime();
       return rest > 0 ? attempt.renew(rest) : attempt.release();
-    });
+    }, lease, notBefore - System.nanoTime() > 0);
   }
 
   /**

@@ -14,7 +14,7 @@ import redisnativelock.spi.RedisAccess;
 public final class Locks implements AutoCloseable {
   private static final System.Logger LOG = System.getLogger("redisnativelock");
   private static final Duration LONGEST = Duration.ofDays(3650);
-  private static final long SUSPICIOUS = 1_000 * Wire.MILLISECOND;
+  static final long SUSPICIOUS = 1_000 * Wire.MILLISECOND;
   private static final Pattern TOO_OLD = Pattern.compile("lock_version\\W+0\\.[01]\\.\\S*");
   /** In a cluster: a word for each slot that hashes to it. */
   private static final Map<Integer, String> TAGS = new ConcurrentHashMap<>();

@@ -74,10 +74,10 @@ public class DocumentedTest extends WithServer {
       }
     }
     assertTrue(DONE.containsAll(List.of("42", "report", "lead")), DONE::toString);
+    assertTrue((Long) server.call("PTTL", "nightly") > 30_000, "for longer than its lease");
     String front = blocks(PACKAGE.resolve("../../README.md")).get(0);
     compiled("public static void run() throws Exception {" + made.substring(0, made.indexOf("Locks ")) + front + "}")
         .getMethod("run").invoke(null);
-    assertTrue((Long) server.call("PTTL", "nightly") > 40_000);
     assertTrue(server.isFree("customer:42") && server.isFree("leader"));
   }
 
