@@ -109,8 +109,17 @@ fn whatever_fails_a_loss_is_told_before_the_end_of_the_lease() {
     let begun = Instant::now();
     let mut judged = BTreeMap::<String, Vec<i64>>::new();
     let counts = |margins: &Vec<i64>| margins.len() >= RUNS;
-    // A machine that has no time for that long shows nothing either way.
-    while judged.values().filter(|one| counts(one)).count() < ENOUGH && begun.elapsed() < PATIENCE {
+    let is_late = |margins: &Vec<i64>| {
+        let late = margins.iter().filter(|margin| **margin < 0).count();
+        late > margins.len() / 2
+    };
+    // A machine that has no time for that long shows nothing either way. What is late in a
+    // few runs is judged by more of them.
+    let few = |margins: &Vec<i64>| margins.len() < 3 * RUNS;
+    while (judged.values().filter(|one| counts(one)).count() < ENOUGH
+        || judged.values().any(|one| is_late(one) && few(one)))
+        && begun.elapsed() < PATIENCE
+    {
         for lease in LEASES_MS.map(Duration::from_millis) {
             thread::scope(|scope| {
                 let mut runs = Vec::new();
@@ -129,10 +138,9 @@ fn whatever_fails_a_loss_is_told_before_the_end_of_the_lease() {
             });
         }
     }
-    // A stall that the control did not see makes some of them late. A client that is late is
-    // late every time.
+    // A stall that the control did not see makes some of them late. A client that is late
+    // is late most of the time.
     for (scene, margins) in judged.into_iter().filter(|(_, one)| counts(one)) {
-        let best = margins.iter().max();
-        assert!(best >= Some(&0), "{scene}: {margins:?}");
+        assert!(!is_late(&margins), "{scene}: {margins:?}");
     }
 }
