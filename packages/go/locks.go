@@ -113,8 +113,8 @@ func (l *Locks) Mutex(key string, options ...Option) *Mutex {
 // Lock waits for the lock, in the order of requests. The context bounds the wait, and the work: that of the hold comes
 // from it. If it is cancelled the wait ends at once and leaves nothing.
 //
-// The error is [ErrBusy] where the lock did not come free in time: before the context's deadline, or within [Wait]; and [ErrLost]
-// where its lease was so short that it was over when the answer came.
+// The error is [ErrBusy] where the lock did not come free in time: before the context's deadline, or within [Wait]; and
+// [ErrLost] where its lease was so short that it was over when the answer came.
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.acquire(ctx, m.wait) }
 
 // TryLock does not wait: the error is [ErrBusy] where others hold the lock or wait for it.

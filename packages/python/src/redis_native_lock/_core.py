@@ -26,8 +26,8 @@ ASK_AGAIN = 10.0  # How often a place is asked for again while nothing is heard:
 REPLY_WITHIN, REPLY_MIN = 5.0, 0.5  # At least so long, where the wait itself is shorter.
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
-PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
 RESENT_AFTER = 1.0  # The client library may have sent a command again by itself that is not answered so soon.
+PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
 PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
 ENDLESS, LONGEST = float("inf"), 315_360_000.0
 
