@@ -387,6 +387,8 @@ impl History {
                 prop_assert!(answer != Answer::NotGranted || is_over || is_given_up);
                 continue;
             };
+            // It may have the lock already, by a grant that was told before the key was renamed.
+            (self.first_ends_ms.entry(token)).and_modify(|ms| *ms = i64::MAX);
             if queued.is_place() {
                 prop_assert!(!is_over, "a place that is over was granted the lock");
             } else {
