@@ -90,16 +90,10 @@ pub struct Campaign {
     /// How servers with witnesses protect holds over fail-overs: min-replicas if not given
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// How many replicas protect, of two: with one, breaches have to be found
-    #[arg(long, default_value_t = 2)]
-    replicas: usize,
     /// The longest lease of bare commands behind witnesses, in milliseconds; 4000, or 2000
     /// with a grace period, if not given
     #[arg(long)]
     lease_max: Option<u64>,
-    /// The grace period in milliseconds: as long as it has to be if not given
-    #[arg(long)]
-    grace: Option<u64>,
     /// Have the clocks of the nodes differ by up to two seconds, and one gain and one lose this
     /// many microseconds a second
     #[arg(long, value_name = "MICROSECONDS")]
@@ -155,9 +149,7 @@ impl Campaign {
         };
         Protection {
             mode,
-            replicas: self.replicas,
             lease_max_ms: self.lease_max.unwrap_or(lease_max_ms),
-            grace_ms: self.grace,
             drift_ppm: self.clock_drift_ppm,
         }
     }

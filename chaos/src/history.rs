@@ -1,32 +1,28 @@
 //! What the clients saw, and whether any correct lock could have shown it to them.
 //!
-//! The history holds every operation with the times, on one monotonic clock,
-//! at which it was sent and answered, and everything that was done to the
-//! server meanwhile. [`check`] looks for what can't be: it claims a breach only
-//! where no order of events between those times explains the answers.
+//! The history holds every operation with the times, on one monotonic clock, at which it was
+//! sent and answered, and everything that was done to the server meanwhile. [`check`] claims a
+//! breach only where no order of events between those times explains the answers.
 //!
-//! 1. **Tokens** rise with every new holding, over all locks, and each belongs
-//!    to one owner of one lock.
-//! 2. **Certain holds**: no more owners hold a lock together than the limit of
-//!    each of them says. A hold that was told is kept: until its lease is over,
-//!    it is given back, or the connection that it is bound to ends, nobody is told
-//!    that it does not hold it. And nobody is told of a hold that it can't have.
-//! 3. **Order**: a waiter that was seen in the queue before another one asked
-//!    is granted first, whatever the modes of the two and however they wait, or
-//!    gives up first.
-//! 4. **Liveness**: whoever is connected is answered in time, and a lock that
-//!    nobody can hold goes to a waiter promptly.
-//! 5. **Unknown outcomes** may have happened or not, now or later. They
-//!    shorten what is certain, and excuse nothing else.
-//! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have
-//!    been, and none lasts.
+//! 1. **Tokens** rise with every new holding, over all locks, and each belongs to one owner of
+//!    one lock.
+//! 2. **Certain holds**: no more owners hold a lock together than the limit of each of them says.
+//!    A hold that was told is kept: until its lease is over, it is given back, or the connection
+//!    that it is bound to ends, nobody is told that it does not hold it. And nobody is told of a
+//!    hold that it can't have.
+//! 3. **Order**: a waiter that was seen in the queue before another one asked is granted first,
+//!    whatever the modes of the two and however they wait, or gives up first.
+//! 4. **Liveness**: whoever is connected is answered in time, and a lock that nobody can hold
+//!    goes to a waiter promptly.
+//! 5. **Unknown outcomes** may have happened or not, now or later. They shorten what is certain,
+//!    and excuse nothing else.
+//! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have been, and none lasts.
 //! 7. **Updates**: what was added to a set under the lock, and acknowledged, is there when
 //!    the set is read later. Who writes it back without `LOCK.GUARD` is not promised that.
 //!
-//! Who waits by a place in the queue makes one request as well: it is answered by the
-//! message that tells of its end, however often it is sent again meanwhile. What such a
-//! message grants lasts as long as it takes to claim it, and is a hold like any other
-//! when it is claimed.
+//! Who waits by a place in the queue makes one request as well: it is answered by the message
+//! that tells of its end, however often it is sent again meanwhile. What such a message grants
+//! lasts as long as it takes to claim it, and is a hold like any other when it is claimed.
 
 use std::fmt;
 
@@ -274,15 +270,16 @@ impl Breaches {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |at: Nanos| format!("{}.{:06}", at / MS, at % MS);
+        let (client, connection) = (self.client, self.connection);
         write!(
             f,
-            "{} ms: client {}, connection {}, as {} on {}: {:?}",
-            ms(self.sent),
-            self.client,
-            self.connection,
-            self.owner,
-            self.lock,
-            self.request
+            "{} ms: client {client}, connection {connection}",
+            ms(self.sent)
+        )?;
+        write!(
+            f,
+            ", as {} on {}: {:?}",
+            self.owner, self.lock, self.request
         )?;
         if let Some(queued) = self.queued {
             write!(f, ", seen in the queue at {}", ms(queued))?;
@@ -421,9 +418,7 @@ impl Interference {
     }
 
     fn concerns(&self, lock: &str) -> bool {
-        self.lock
-            .as_deref()
-            .is_none_or(|concerned| concerned == lock)
+        self.lock.as_deref().is_none_or(|one| one == lock)
     }
 }
 
@@ -455,11 +450,8 @@ fn found_so_far(history: &History, tolerance: Nanos) -> Breaches {
     let times = GrantTimes::new(&locks);
     let mut breaches = Breaches::default();
     for (name, lock) in &mut locks {
-        let concerning = history
-            .interferences
-            .iter()
-            .filter(|one| one.concerns(name));
-        let interferences = Interferences(concerning.collect());
+        let all = history.interferences.iter();
+        let interferences = Interferences(all.filter(|one| one.concerns(name)).collect());
         for tenancy in lock.tenancies.values_mut() {
             tenancy.certain = certain::holds(tenancy, &interferences, &times, tolerance);
             tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);

@@ -33,9 +33,8 @@ pub fn watch(shared: &Shared) {
         };
         let before = journal.waiting();
         let asked = clock::now();
-        let list = connection
-            .call_while(&["CLIENT", "LIST"], go_on)
-            .and_then(reply_text);
+        let list = connection.call_while(&["CLIENT", "LIST"], go_on);
+        let list = list.and_then(reply_text);
         note_a_stop(journal, "a slow server", asked);
         let Some(list) = list else {
             connected = None;

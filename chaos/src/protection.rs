@@ -4,6 +4,8 @@ use std::fmt::{self, Display};
 
 use redis_lock_testing::Clock;
 
+use crate::fleet::NODES;
+
 /// How long what is told by a message lasts unclaimed.
 pub const CLAIM_TIMEOUT_MS: u64 = 600;
 
@@ -25,17 +27,13 @@ pub enum Mode {
     Grace,
 }
 
-/// The means and how much of it.
+/// The means, and what it depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Protection {
     /// The means.
     pub mode: Mode,
-    /// How many replicas have to have it, or to be there.
-    pub replicas: usize,
     /// No lease is longer.
     pub lease_max_ms: u64,
-    /// How long nothing is granted, if not as long as it has to be.
-    pub grace_ms: Option<u64>,
     /// How many microseconds a second one node gains and another loses, if clocks differ.
     pub drift_ppm: Option<i64>,
 }
@@ -45,15 +43,14 @@ impl Protection {
     pub fn none(lease_max_ms: u64) -> Self {
         Self {
             mode: Mode::Plain,
-            replicas: 0,
             lease_max_ms,
-            grace_ms: None,
             drift_ppm: None,
         }
     }
 
     pub fn settings(&self) -> Vec<(&'static str, String)> {
-        let replicas = self.replicas.to_string();
+        // All of them have to have it, or to be there.
+        let replicas = (NODES - 1).to_string();
         let mut settings = match self.mode {
             Mode::Plain => Vec::new(),
             Mode::MinReplicas => vec![
@@ -99,7 +96,7 @@ impl Protection {
     /// How long nothing is granted after a promotion.
     pub fn grace_ms(&self) -> u64 {
         match self.mode {
-            Mode::Grace => self.grace_ms.unwrap_or(self.lease_max_ms + BEYOND_LEASE_MS),
+            Mode::Grace => self.lease_max_ms + BEYOND_LEASE_MS,
             Mode::Plain | Mode::MinReplicas => 0,
         }
     }
@@ -125,10 +122,7 @@ impl Display for Protection {
             write!(formatter, ", {name} {value}")?;
         }
         if let Some(ppm) = self.drift_ppm {
-            write!(
-                formatter,
-                ", clocks that differ by 2 s and drift by {ppm} ppm"
-            )?;
+            write!(formatter, ", clocks 2 s apart that drift by {ppm} ppm")?;
         }
         Ok(())
     }

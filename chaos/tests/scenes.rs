@@ -392,10 +392,7 @@ impl Case {
         let is_caught = self.promises.is_empty() || (0..ATTEMPTS).any(|_| is_caught());
         let breaches = self.breaches("none");
         if !is_caught {
-            return Some(format!(
-                "{name}: {fault} is no breach of {:?}",
-                self.promises
-            ));
+            return Some(format!("{name}: {fault} breaks no {:?}", self.promises));
         }
         let is_sound = breaches.is_empty();
         (!is_sound).then(|| format!("{name}: without a fault: {breaches:#?}"))

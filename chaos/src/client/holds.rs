@@ -1,9 +1,8 @@
 //! Holds of a client, which counts their leases itself where it goes from one primary to the next.
 //!
-//! # What is judged
+//! # What is judged there
 //!
-//! One history of all clients, whoever was the primary, and no fail-over is excused in it
-//! ([`crate::history`]):
+//! One history of all clients, in which no fail-over is excused ([`crate::history`]):
 //!
 //! - **Exclusion**: certain holds of two owners in one lock never overlap.
 //! - **Tokens**: a later holding has a greater token.
@@ -15,34 +14,20 @@
 //!
 //! # What the clients keep to
 //!
-//! - Some wait by a place in the queue, and are told by a message. They claim at once
-//!   what they are told. They hear a channel that no other one hears, by a connection for
-//!   that alone: Valkey from 8.1 on blocks no connection that has subscribed.
-//! - An owner is there for one holding. An owner that released a hold, or was told that it
-//!   has none, is never used again: a hold that the old primary had ended may be in the
-//!   data of the new one, with its old token.
+//! - An owner that released a hold, or was told that it has none, is never used again: a hold
+//!   that the old primary had ended may be in the data of the new one, with its old token.
 //! - A holder counts its lease from when it sent the request, less a margin, and sends no
 //!   more renewals when that is over. A grant that may have waited is renewed at once.
-//! - `NOREPLICAS` is not believed, neither as a yes nor as a no: in the history
-//!   the outcome is unknown. The client asks again with `HOLD`, or releases. Nor are
-//!   `UNBLOCKED`, and in a cluster `MOVED`, which a primary that is demoted says of all
-//!   that it withholds.
-//! - The clocks of all nodes and clients are that of one machine.
+//! - `NOREPLICAS` is not believed, neither as a yes nor as a no. The client asks again with
+//!   `HOLD`, or releases. Nor are `UNBLOCKED`, and in a cluster `MOVED`, which a primary that
+//!   is demoted says of all that it withholds.
 //! - A client asks a witness who is the primary, and works with a node only if
 //!   that says so itself.
 //!
 //! A primary that is no longer the one may say that it knows nothing of a hold. That is no
 //! breach, as it grants nothing by that: where some witness names another node just after the
-//! answer, it is dismissed. Whoever was granted something by that other node had it named by a
-//! witness, and witnesses are never hurt. With a grace period, what was told before a start or
-//! a promotion may be lost, and an `ACQUIRE` that was sent within it tells of no hold.
-//!
-//! # Why it would notice
-//!
-//! Besides `plain`, a protection that is too weak has to be found at fault:
-//! `--mode min-replicas --replicas 1`, and `--mode grace --grace 500`. In a cluster that may
-//! take long: a primary that the others don't hear soon takes no writes, so fewer holds
-//! outlive it.
+//! answer, it is dismissed. With a grace period, what was told before a start or a promotion
+//! may be lost, and an `ACQUIRE` that was sent within it tells of no hold.
 
 use rand::RngExt;
 use redis_lock_testing::{Connection, info_field, reply_text};

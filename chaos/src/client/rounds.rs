@@ -185,17 +185,13 @@ impl Client {
             self.add(workload, hold);
             return true;
         }
-        let (short_ms, long_ms) = match self.is_watched() {
-            true => (60, HOLD_MS_MAX),
-            false => (20, ask.lease_ms),
+        let (short_ms, long_ms, chance) = match self.is_watched() {
+            true => (60, HOLD_MS_MAX, 0.2),
+            false => (20, ask.lease_ms, 0.1),
         };
-        let is_long = self
-            .rng
-            .random_bool(if self.is_watched() { 0.2 } else { 0.1 });
-        let keep_ms = self
-            .rng
-            .random_range(0..=if is_long { long_ms } else { short_ms });
-        let end = clock::now() + keep_ms * MS;
+        let is_long = self.rng.random_bool(chance);
+        let most_ms = if is_long { long_ms } else { short_ms };
+        let end = clock::now() + self.rng.random_range(0..=most_ms) * MS;
         while clock::now() < end && !self.shared.is_over() {
             let left_ms = end.saturating_sub(clock::now()) / MS;
             // A session works for longer than its lease without a renewal.
@@ -239,12 +235,9 @@ impl Client {
             0..=1 => {
                 // A looser mode is granted too, and changes nothing.
                 let is_looser = self.rng.random_bool(0.1);
+                let looser = is_looser.then_some(Mode::Shared);
                 let ask = Acquire {
-                    mode: if is_looser {
-                        Mode::Shared
-                    } else {
-                        hold.ask.mode
-                    },
+                    mode: looser.unwrap_or(hold.ask.mode),
                     hold: hold.ask.hold.map(|_| hold.count + 1),
                     ..ask
                 };

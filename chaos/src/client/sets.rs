@@ -2,20 +2,15 @@
 //! guards a set of numbers in a key. Who holds it reads the set, adds a number of its own and
 //! writes all back. Now and then it pauses in between for longer than its lease.
 //!
-//! # What is promised
-//!
 //! An addition is acknowledged when the write was answered `OK`, and a `WAIT` after it, on the
-//! same connection, with the number of *all* replicas. `OK` alone would promise nothing: Redis
-//! itself may lose such a write at a fail-over, as it replicates asynchronously, whatever the
-//! lock does. What all replicas have, each node has that a fault here may promote. (A node that
-//! starts empty as the primary forgets the data, so that fault is left out.)
+//! same connection, with the number of *all* replicas: else Redis itself may lose the write at
+//! a fail-over, whatever the lock does.
 //!
 //! Written back by `LOCK.GUARD`, no acknowledged addition is missing in the end, in any mode,
 //! even in `plain`. The write takes place only where the token's hold is present. A primary
 //! that knows the hold has granted it, or got it from the one that did, after all that had
-//! been written there before. Since then nobody else could write, so the set that was read
-//! lacks nothing that is there. A primary that does not know the hold refuses the write.
-//! This holds for one addition a hold: the next one might be read elsewhere.
+//! been written there before. Since then nobody else could write. This holds for one addition
+//! a hold: the next one might be read elsewhere.
 //!
 //! Written back plainly, the one who comes late undoes what others have added meanwhile.
 //! Nobody promises otherwise, so how many additions were lost is told, and is no breach.

@@ -1,32 +1,17 @@
-//! A minority of a Redlock's servers is hurt at any time.
+//! A minority of a Redlock's servers is hurt at any time: of 2f + 1 servers at most f.
+//! So a majority can always be had. What that may do to exclusion depends on the kind:
 //!
-//! There are 2f + 1 servers, and at most f of them are hurt at a time. What
-//! that may do to exclusion depends on the kind:
+//! - A server that is **stopped, slow or cut off** remembers. Any two majorities share a server,
+//!   which refuses the second, early or late. What is delayed takes effect after what the
+//!   client did next, but the client knows what it left unanswered, and can name the token that
+//!   it means. So late messages excuse nothing, and a server that runs again counts as sound.
+//! - A server that is **killed and starts empty** has forgotten its vote. A hold may rest on a
+//!   bare majority, so one forgotten vote *within* its life is enough for a second one, whatever
+//!   the client does. This is why Redlock asks for a delayed restart: here a killed server
+//!   stays down for longer than the longest lease. No live hold ever rests on a vote that was
+//!   forgotten, and the next server may be hurt as soon as it is up.
 //!
-//! - A server that is **stopped, slow or cut off** remembers. Any majority that
-//!   granted a hold shares a server with any other majority, and that server
-//!   refuses the second, early or late. So these faults can't break exclusion,
-//!   however they follow each other. What is delayed in them (a late acquire,
-//!   renewal or release) takes effect after what the client did next. A client
-//!   can cope with that: it knows what it left unanswered, and on each server it
-//!   can name the token that it means. So late messages excuse nothing, and a
-//!   server that runs again counts as sound at once.
-//! - A server that is **killed and starts empty** has forgotten its vote. A hold
-//!   may rest on a bare majority of f + 1, as the others may have been out of
-//!   reach or taken by another at the time. Then one forgotten vote is enough
-//!   for a second majority, whatever the client does: so a server that started
-//!   empty *within* the life of a hold would be more than Redlock promises to
-//!   survive, even if no other server is hurt. This is why Redlock asks for a
-//!   delayed restart. Here a killed server stays down for longer than the longest
-//!   lease. A hold that rests on a vote that it cast is over by then, and what is
-//!   believed in later rests on commands that a majority of the others confirmed
-//!   while it was down. So no live hold ever rests on a vote that was forgotten, and
-//!   the next server may be hurt as soon as it is up.
-//!
-//! The bound of f has to do with progress alone: a majority can always be had.
-//!
-//! `--restart-at-once` leaves the delay of the restart out. Then a correct Redlock,
-//! too, has to be found at fault, and the campaign shows that it can.
+//! `--restart-at-once` leaves the delay out. Then a correct Redlock has to be found at fault.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -138,10 +138,8 @@ fn lease_shown(operation: &Operation) -> Option<u64> {
 /// may have made the hold count: a re-entry changes nothing.
 fn limit(operations: &[&Operation], token: Option<i64>) -> usize {
     let told = |one: &&&Operation| token.is_some() && one.token() == token;
-    let first_told = operations
-        .iter()
-        .find(told)
-        .and_then(|first| first.answered);
+    let first_told = operations.iter().find(told);
+    let first_told = first_told.and_then(|first| first.answered);
     let may_have_made_it = |one: &&&Operation| match first_told {
         Some(told) => one.sent <= told && (one.unknown() || one.token() == token),
         None => true,

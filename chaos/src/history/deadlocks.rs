@@ -121,15 +121,11 @@ fn may_hold(locks: &Locks<'_>, link: &Link, refused: &Operation) -> bool {
     };
     let over = tenancy.all_known() && tenancy.operations.iter().any(shows_end);
     let limit = last.limit().unwrap_or(1);
-    let others = lock
-        .tenancies
-        .iter()
-        .filter(|&(&owner, _)| owner != blocker);
+    let others = lock.tenancies.iter();
+    let others = others.filter(|&(&owner, _)| owner != blocker);
     let mut certain = others.flat_map(|(_, other)| &other.certain);
     let excluded = certain.any(|hold| {
-        let is_all_along = refused
-            .answered
-            .is_some_and(|answered| answered <= hold.end);
+        let is_all_along = refused.answered.is_some_and(|at| at <= hold.end);
         (limit == 1 || hold.limit == 1) && hold.start <= refused.sent && is_all_along
     });
     !over && !excluded
@@ -171,9 +167,8 @@ fn find_cycle<'w, 'o>(
     }
     for next in waits {
         let (start, end) = (start.max(next.start), end.min(next.end));
-        let visited = way
-            .iter()
-            .any(|wait| wait.waiter.owner == next.waiter.owner);
+        let mut before = way.iter();
+        let visited = before.any(|wait| wait.waiter.owner == next.waiter.owner);
         if next.waiter.owner == last.holder.owner && !visited && start + CYCLE_MARGIN < end {
             way.push(next);
             if find_cycle(waits, way, start, end) {
