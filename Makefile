@@ -197,6 +197,12 @@ chaos-client: deps build ## Hurt the Rust client's connections and servers for D
 chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
 	$(RUN_CHAOS) --topology sentinel $(CHAOS)
 
+.PHONY: chaos-packets
+chaos-packets: deps build ## As chaos-failover, but the kernel loses packets between nodes, one way or both (Linux)
+	@scripts/install-missing network
+	cargo build --locked --package redis-lock-chaos
+	unshare --map-root-user --net $(RUN_CHAOS) --packets --topology sentinel $(CHAOS)
+
 .PHONY: check-foreign
 check-foreign: DURATION := 20
 check-foreign: deps build ## Have Porcupine judge campaigns of all kinds or only CHAOS, DURATION seconds each (20), and planted faults

@@ -98,6 +98,10 @@ pub struct Campaign {
     /// many microseconds a second
     #[arg(long, value_name = "MICROSECONDS")]
     clock_drift_ppm: Option<i64>,
+    /// Where nodes are cut off from each other and from witnesses, lose packets, one way or both:
+    /// bare commands only, in a network namespace that is nobody else's
+    #[arg(long)]
+    packets: bool,
     /// Have bare commands behind witnesses use the locks for data, and see what becomes of it
     #[arg(long, value_enum)]
     workload: Option<Workload>,
@@ -171,8 +175,8 @@ impl Campaign {
 
     /// Whether these go together.
     fn examine(&self) -> Result<()> {
-        if self.workload.is_some() && !self.follows() {
-            bail!("a workload wants bare commands and --topology sentinel or cluster");
+        if (self.workload.is_some() || self.packets) && !self.follows() {
+            bail!("this wants bare commands and --topology sentinel or cluster");
         }
         if self.client == Who::Redlock && (self.servers < 3 || self.servers.is_multiple_of(2)) {
             bail!("a majority needs an odd number of servers, 3 at least");
@@ -194,7 +198,7 @@ impl Campaign {
         let path = self.module.canonicalize();
         let path = path.with_context(|| module.to_string())?;
         let setup = Setup::of(&self.server).module(path, &[]);
-        let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
+        let fleet = Fleet::start(&setup, dir.path(), topology, &protection, self.packets)?;
         if self.without_faults {
             fleet.stay_calm()?;
         }

@@ -57,7 +57,7 @@ enum Fault {
 
 use Effect::{BringsBack, ChangesLeases, EndsHolds, EndsWaits};
 use Fault::{Do, Pass, Primary, Replace, Replica, Say};
-use Hurt::{CutOff, CutOffFromPeers, CutOffFromPrimary, Killed, Stopped};
+use Hurt::{CutOff, CutOffFromPrimary, Killed, Stopped};
 
 /// How often the fault comes, its name, and what it does.
 type Kind = (u32, &'static str, Fault);
@@ -107,21 +107,16 @@ const PERSIST: [&str; 2] = ["PERSIST {k}", "PEXPIRE {k} 100"];
 const SWAPDB: [&str; 2] = ["SWAPDB 0 1", "SWAPDB 0 1"];
 
 /// What is done to them behind witnesses.
-const TO_FOLLOWERS: [Kind; 12] = [
+const TO_FOLLOWERS: [Kind; 11] = [
     (1, "primary killed", Replace(Killed, 500)),
     (1, BACK_AT_ONCE, Primary(Killed, 0, 0)),
     (1, "short stop", Primary(Stopped, 50, DOWN_AFTER_MS - 100)),
     (2, "primary stopped", Replace(Stopped, 1000)),
-    (2, "primary without peers", Replace(CutOffFromPeers, 2000)),
-    (1, "primary cut off", Replace(CutOff, 1000)),
+    (3, "primary cut off", Replace(CutOff, 2000)),
     (2, "late replica promoted", Do(Faults::promote_late_one)),
     (1, "replica late", Replica(CutOffFromPrimary, 50, 2500)),
     (1, "replica killed", Replica(Killed, 0, 3 * DOWN_AFTER_MS)),
-    (
-        1,
-        "replica stopped",
-        Replica(Stopped, 50, 4 * DOWN_AFTER_MS),
-    ),
+    (1, "replica stopped", Replica(Stopped, 50, 2000)),
     (1, "promotion by command", Do(Faults::order_promotion)),
     (1, "two killed in turn", Do(Faults::replace_twice)),
 ];

@@ -18,6 +18,7 @@ use crate::protection::Protection;
 
 mod cluster;
 mod guide;
+mod packets;
 mod sentinels;
 
 pub use guide::Guide;
@@ -65,6 +66,9 @@ impl Topology {
     }
 }
 
+/// The fate of what goes through proxies, or whether packets are lost to a node, and from it.
+pub type Cut = (Fate, [bool; 2]);
+
 /// A server and the ways to it.
 pub struct Node {
     pub server: Server,
@@ -75,6 +79,10 @@ pub struct Node {
     pub clients: [Proxy; SIDES],
     /// Where its own connections come from.
     pub source: IpAddr,
+    /// Where the others reach it, and the other nodes of a cluster: by proxies, or at its
+    /// source where packets are lost.
+    pub addr: SocketAddr,
+    bus_addr: SocketAddr,
     /// The one it goes by, if it is not the machine's.
     _clock: Option<Clock>,
 }
@@ -89,6 +97,8 @@ pub struct Fleet {
     voters: Vec<Node>,
     /// The primary, where nobody watches.
     known: Arc<AtomicUsize>,
+    /// Whether packets between the nodes are lost, and not what goes through a proxy.
+    loses_packets: bool,
 }
 
 fn ask(addr: SocketAddr, words: &[&str]) -> Option<Value> {
@@ -102,10 +112,11 @@ fn ask_text(addr: SocketAddr, words: &[&str]) -> Option<String> {
 }
 
 impl Node {
-    fn start(setup: &Setup, dir: &Path, number: usize, clock: Option<Clock>) -> Result<Self> {
+    fn start(setup: &Setup, number: usize, clock: Option<Clock>, loses: bool) -> Result<Self> {
         let source = format!("127.0.0.{}", 10 + number);
         let mut setup = setup.clone().options(&["--bind-source-addr", &source]);
-        setup.dir = Some(dir.join(format!("node-{number}")));
+        setup = setup.options(&["--bind", "127.0.0.1", &source]);
+        setup.dir = setup.dir.map(|dir| dir.join(format!("node-{number}")));
         let variables = clock.iter().flat_map(|clock| clock.environment.clone());
         setup.environment.extend(variables);
         let mut server = setup.start()?;
@@ -113,13 +124,19 @@ impl Node {
             Proxy::to(server.addr())?,
             Proxy::to(local(server.bus_port))?,
         );
-        let port = peers.addr().port().to_string();
-        let bus_port = bus.addr().port().to_string();
+        let source = source.parse()?;
+        let [addr, bus_addr] = match loses {
+            true => [server.port, server.bus_port].map(|port| SocketAddr::new(source, port)),
+            false => [peers.addr(), bus.addr()],
+        };
+        let [ip, port] = [addr.ip().to_string(), addr.port().to_string()];
+        let bus_port = bus_addr.port().to_string();
         let mut known = vec![
-            ("replica-announce-ip", "127.0.0.1"),
+            ("replica-announce-ip", &ip),
             ("replica-announce-port", &port),
         ];
         if server.setup.options.contains(&"--cluster-enabled".into()) {
+            known.push(("cluster-announce-ip", &ip));
             known.push(("cluster-announce-port", &port));
             known.push(("cluster-announce-bus-port", &bus_port));
         }
@@ -134,7 +151,9 @@ impl Node {
             server,
             peers,
             bus,
-            source: source.parse()?,
+            source,
+            addr,
+            bus_addr,
             _clock: clock,
         })
     }
@@ -144,7 +163,7 @@ impl Node {
     }
 
     pub fn follow(&self, primary: &Self) -> Result<()> {
-        let addr = primary.peers.addr();
+        let addr = primary.addr;
         let [host, port] = [addr.ip().to_string(), addr.port().to_string()];
         let mut connection = self.server.connect()?;
         connection.call_ok(&["REPLICAOF", &host, &port])?;
@@ -159,7 +178,7 @@ impl Node {
 
     /// Whether it is in step with this primary.
     pub fn follows(&self, primary: &Self) -> bool {
-        let port = format!("master_port:{}\r", primary.peers.addr().port());
+        let port = format!("master_port:{}\r", primary.addr.port());
         self.replication()
             .is_some_and(|info| info.contains("master_link_status:up") && info.contains(&port))
     }
@@ -172,7 +191,11 @@ impl Fleet {
         dir: &Path,
         topology: Topology,
         protection: &Protection,
+        loses_packets: bool,
     ) -> Result<Self> {
+        if loses_packets {
+            packets::set_up()?;
+        }
         let mut setup = setup.clone();
         for (name, value) in protection.settings() {
             setup = setup.options(&[&format!("--{name}"), &value]);
@@ -190,7 +213,8 @@ impl Fleet {
             }
             _ => setup,
         };
-        let start = |number| Node::start(&setup, dir, number, protection.clock(number));
+        setup.dir = Some(dir.to_owned());
+        let start = |number| Node::start(&setup, number, protection.clock(number), loses_packets);
         let nodes: Vec<Node> = (1..=count).map(start).collect::<Result<_, _>>()?;
         if matches!(topology, Topology::One | Topology::Sentinel) {
             for node in &nodes[1..] {
@@ -200,7 +224,7 @@ impl Fleet {
         }
         let (mut sentinels, mut voters) = (Vec::new(), Vec::new());
         if topology == Topology::Sentinel {
-            sentinels = sentinels::start(&setup.binary, dir, nodes[0].peers.addr())?;
+            sentinels = sentinels::start(&setup.binary, dir, nodes[0].addr)?;
         }
         if topology == Topology::Cluster {
             let numbers = NODES + 1..=NODES + 2;
@@ -213,6 +237,7 @@ impl Fleet {
             sentinels,
             voters,
             known: Arc::default(),
+            loses_packets,
         };
         fleet.await_well()?;
         Ok(fleet)
@@ -226,7 +251,7 @@ impl Fleet {
     pub fn guide(&self) -> Guide {
         let ways = |node: &Node| Ways {
             server: node.server.addr(),
-            peers: node.peers.addr(),
+            peers: node.addr,
             clients: node.clients.each_ref().map(Proxy::addr),
         };
         Guide {
@@ -269,7 +294,7 @@ impl Fleet {
                 vec![format!("redis-sentinel://{addrs}/locks")]
             }
             Topology::Cluster => {
-                let addrs = list(self.in_cluster().map(|node| node.peers.addr()).collect());
+                let addrs = list(self.in_cluster().map(|node| node.addr).collect());
                 vec![format!("redis-cluster://{addrs}")]
             }
         }
@@ -313,39 +338,47 @@ impl Fleet {
         await_some(other, "nobody is promoted")
     }
 
-    /// Cuts a node off from the others and the sentinels.
-    pub fn cut_off_from_peers(&self, node: usize, fate: Fate) {
-        self.nodes[node].peers.set(fate);
-        self.cut_off_bus(node, fate);
+    /// Where the sentinels' and the voters' connections come from.
+    pub fn watchers(&self) -> Vec<IpAddr> {
+        let voters = self.voters.iter().map(|voter| voter.source);
+        voters.chain([sentinels::SOURCE]).collect()
     }
 
-    /// Cuts a node off from the witnesses, but not from its replicas.
-    pub fn cut_off_from_witnesses(&self, node: usize, fate: Fate) {
-        self.nodes[node].peers.set_from(sentinels::SOURCE, fate);
-        self.cut_off_bus(node, fate);
+    /// Where those of the other nodes and of the watchers come from.
+    pub fn peers(&self, node: usize) -> Vec<IpAddr> {
+        let nodes = self.nodes.iter().map(|other| other.source);
+        let others = nodes.filter(|source| *source != self.nodes[node].source);
+        others.chain(self.watchers()).collect()
     }
 
-    /// Has a replica hear nothing of the primary.
-    pub fn cut_off_replica(&self, primary: usize, replica: usize, fate: Fate) {
-        let source = self.nodes[replica].source;
-        self.nodes[primary].peers.set_from(source, fate);
-    }
-
-    /// Both directions of the bus: what it hears, and what it tells.
-    fn cut_off_bus(&self, node: usize, fate: Fate) {
+    /// Cuts a node off from others.
+    pub fn cut_off(&self, node: usize, others: &[IpAddr], (fate, lost): Cut) -> Result<()> {
         let node = &self.nodes[node];
-        for other in self.in_cluster() {
+        if self.loses_packets {
+            return packets::lose(node.source, others, lost);
+        }
+        for other in others {
+            node.peers.set_from(*other, fate);
+            node.bus.set_from(*other, fate);
+        }
+        let others = |other: &&Node| others.contains(&other.source);
+        for other in self.in_cluster().filter(others) {
+            other.peers.set_from(node.source, fate);
             other.bus.set_from(node.source, fate);
         }
-        node.bus.set(fate);
+        Ok(())
     }
 
     /// Lets everything pass again.
-    pub fn reconnect(&self) {
+    pub fn reconnect(&self) -> Result<()> {
         for node in self.in_cluster() {
             let ways = [&node.peers, &node.bus].into_iter().chain(&node.clients);
             ways.for_each(|way| way.set(Fate::Passes));
         }
+        if self.loses_packets {
+            packets::pass()?;
+        }
+        Ok(())
     }
 
     fn in_cluster(&self) -> impl Iterator<Item = &Node> {
@@ -371,7 +404,7 @@ impl Fleet {
         let Some(replica) = replica else {
             return Ok(());
         };
-        let port = self.nodes[replica].peers.addr().port().to_string();
+        let port = self.nodes[replica].addr.port().to_string();
         let prefer = |sentinel| sentinels::prefers(sentinel, &port);
         let all_prefer = || self.sentinels.iter().all(prefer).then_some(());
         await_some(all_prefer, "the sentinels don't hear of a priority")

@@ -70,7 +70,7 @@ impl Scene {
     pub fn start(setup: &Setup) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let protection = Protection::none(LEASE_MS_MAX);
-        let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection);
+        let fleet = Fleet::start(setup, dir.path(), Topology::One, &protection, false);
         let fleet = fleet.expect("the servers start");
         let shared = Shared::new(fleet.guide(), protection, Locks { names: Vec::new() });
         let shared = Arc::new(shared);
@@ -256,7 +256,11 @@ impl Scene {
                 self.admin("SET written 1");
                 self.admin("WAIT 1 1000") == Value::Int(1)
             }),
-            "replica cut off" => self.fleet.cut_off_replica(0, 1, Fate::Swallowed),
+            "replica cut off" => {
+                let (fleet, lost) = (&self.fleet, (Fate::Swallowed, [true; 2]));
+                let cut = fleet.cut_off(1, &[fleet.nodes[0].source], lost);
+                cut.expect("it is cut off");
+            }
             "replica promoted" => {
                 self.lead_to_replica();
                 assert_eq!(self.admin("REPLICAOF NO ONE"), Value::Okay);

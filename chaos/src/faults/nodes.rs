@@ -6,14 +6,13 @@
 //! agree on it. So the one that is promoted has not restarted since it acknowledged the holds
 //! that count. A node that was killed comes back empty, as what it was at first: the old
 //! primary as a primary. That loses writes, which only the grace period promises to survive.
-//! In the other protected mode it comes back when all witnesses agree on another primary, so
-//! nobody asks it.
+//! In the other protected mode it comes back when all witnesses agree on another primary.
 //!
-//! Each node announces the address of a proxy as its own, and that of another one as its
-//! place on the bus of a cluster. Clients reach it by others, one for each side. So a primary
-//! can be cut off from its peers while clients still reach it, or from everybody. Every node
-//! connects from a loopback address of its own, by which a proxy can cut off one replica, or
-//! what a node sends on the bus. What goes by meanwhile is lost, or arrives late.
+//! Every node connects from a loopback address of its own, and announces proxies as the
+//! addresses where others reach it. So it can be cut off from each of them, and what goes by
+//! meanwhile is lost, or arrives late. With `--packets` it announces itself, and the kernel
+//! loses packets, to it, from it or both. Clients have proxies of their own, one for each
+//! side, so they may still reach a primary that its peers don't.
 
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use redis_lock_testing::{Fate, comes_true};
 
 use super::Faults;
 use crate::clock;
-use crate::fleet::NODES;
+use crate::fleet::{Cut, NODES, SIDES};
 use crate::history::Effect::{BringsBack, EndsHolds, HoldsCommandsBack, StopsTheServer};
 
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,13 +34,19 @@ const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const FSYNCS: [&str; 4] = ["no", "everysec", ALWAYS, ALWAYS];
 const ALWAYS: &str = "always";
 
+/// What becomes of what is sent to a node that is cut off, and what it sends.
+const CUTS: [Cut; 3] = [
+    (Fate::Swallowed, [true, true]),
+    (Fate::KeptBack, [true, false]),
+    (Fate::KeptBack, [false, true]),
+];
+
 /// How a node is hurt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hurt {
     Killed,
     Stopped,
     CutOff,
-    CutOffFromPeers,
     CutOffFromWitnesses,
     CutOffFromPrimary,
 }
@@ -138,27 +143,26 @@ impl Faults {
 
     /// Does this to a node. What does not reach it then is lost, or arrives later.
     fn hurt(&mut self, node: usize, how: Hurt) -> Result<()> {
-        let fate = match self.rng.random_bool(0.5) {
-            true => Fate::Swallowed,
-            false => Fate::KeptBack,
+        let cut = CUTS[self.rng.random_range(0..CUTS.len())];
+        let others = match how {
+            Hurt::Killed | Hurt::Stopped => Vec::new(),
+            Hurt::CutOff => self.fleet.peers(node),
+            Hurt::CutOffFromWitnesses => self.fleet.watchers(),
+            Hurt::CutOffFromPrimary => vec![self.fleet.nodes[self.primary].source],
         };
+        self.fleet.cut_off(node, &others, cut)?;
         let hurt = &mut self.fleet.nodes[node];
-        let clients = &hurt.clients;
         match how {
             Hurt::Killed => hurt.server.crash(),
             Hurt::Stopped => hurt.server.stop()?,
             Hurt::CutOff => {
-                clients.iter().for_each(|way| way.set(fate));
-                self.fleet.cut_off_from_peers(node, fate);
+                // All clients still reach it, or some, or none.
+                let cut_off = [0, 1, SIDES][self.rng.random_range(0..3)];
+                hurt.clients[..cut_off]
+                    .iter()
+                    .for_each(|way| way.set(cut.0));
             }
-            Hurt::CutOffFromPeers => {
-                // Some clients still reach it, or all.
-                let way = clients.get(self.rng.random_range(0..2 * clients.len()));
-                way.into_iter().for_each(|way| way.set(fate));
-                self.fleet.cut_off_from_peers(node, fate);
-            }
-            Hurt::CutOffFromWitnesses => self.fleet.cut_off_from_witnesses(node, Fate::Swallowed),
-            Hurt::CutOffFromPrimary => self.fleet.cut_off_replica(self.primary, node, fate),
+            Hurt::CutOffFromWitnesses | Hurt::CutOffFromPrimary => {}
         }
         Ok(())
     }
@@ -169,7 +173,7 @@ impl Faults {
         match how {
             Hurt::Killed => server.restart()?,
             Hurt::Stopped => server.go_on()?,
-            _ => self.fleet.reconnect(),
+            _ => self.fleet.reconnect()?,
         }
         Ok(true)
     }

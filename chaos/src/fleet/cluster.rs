@@ -19,7 +19,7 @@ const ACQUAINTANCE: Duration = Duration::from_secs(30);
 /// The settings of each node. A replica that lags may be promoted, too, and
 /// stays with its primary.
 pub(super) const SETTINGS: &str = "--cluster-node-timeout 1000 \
-    --cluster-announce-ip 127.0.0.1 --cluster-replica-validity-factor 0 \
+    --cluster-replica-validity-factor 0 \
     --cluster-allow-replica-migration no --cluster-require-full-coverage no";
 
 /// What the names of all locks begin with, so that the nodes serve them.
@@ -40,9 +40,9 @@ pub(super) fn form(nodes: &[Node], witnesses: &[Node]) -> Result<()> {
         call(node, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch.to_string()])?;
     }
     for node in all().skip(1) {
-        let addrs = [node.peers.addr(), node.bus.addr()];
-        let [port, bus] = addrs.map(|addr| addr.port().to_string());
-        call(&nodes[0], &["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
+        let [port, bus] = [node.addr, node.bus_addr].map(|addr| addr.port().to_string());
+        let meet = ["CLUSTER", "MEET", &node.addr.ip().to_string(), &port, &bus];
+        call(&nodes[0], &meet)?;
     }
     let known = format!("cluster_known_nodes:{}\r", all().count());
     let knows_all = |node: &Node| {

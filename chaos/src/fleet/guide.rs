@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use redis_lock_testing::{local, sentinel};
+use redis_lock_testing::sentinel;
 
 use super::{SIDES, Topology, cluster};
 
@@ -35,11 +35,13 @@ impl Guide {
     /// Which node this witness says is the primary.
     pub fn primary(&self, witness: usize) -> Option<usize> {
         let known = match self.topology {
-            Topology::Sentinel => sentinel::primary(self.witnesses[witness])?,
-            Topology::Cluster => local(cluster::primary_port(self.witnesses[witness])?),
+            Topology::Sentinel => sentinel::primary(self.witnesses[witness])?.port(),
+            Topology::Cluster => cluster::primary_port(self.witnesses[witness])?,
             _ => return Some(self.known.load(Ordering::SeqCst)),
         };
-        self.nodes.iter().position(|ways| ways.peers == known)
+        self.nodes
+            .iter()
+            .position(|ways| ways.peers.port() == known)
     }
 
     /// Which node all witnesses say is the primary.
