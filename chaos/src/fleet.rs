@@ -445,10 +445,7 @@ impl Fleet {
             matches!(left, Ok((0, 0)))
         });
         let (keys, waiters) = left?;
-        ensure!(
-            is_empty,
-            "something is left at the server: {keys} locks and {waiters} waiters"
-        );
+        ensure!(is_empty, "{keys} locks and {waiters} waiters are left");
         Ok(())
     }
 

@@ -443,20 +443,19 @@ fn found_so_far(history: &History, tolerance: Nanos) -> Breaches {
     let mut sorted: Vec<&Operation> = history.operations.iter().collect();
     sorted.sort_by_key(|operation| operation.sent);
     for one in sorted {
-        let lock = locks.entry(&one.lock).or_default();
+        let lock = || Lock::of(&one.lock, &history.interferences);
+        let lock = locks.entry(&one.lock).or_insert_with(lock);
         let tenancy = lock.tenancies.entry(&one.owner).or_default();
         tenancy.operations.push(one);
     }
     let times = GrantTimes::new(&locks);
     let mut breaches = Breaches::default();
-    for (name, lock) in &mut locks {
-        let all = history.interferences.iter();
-        let interferences = Interferences(all.filter(|one| one.concerns(name)).collect());
+    for lock in locks.values_mut() {
+        let interferences = &lock.interferences;
         for tenancy in lock.tenancies.values_mut() {
-            tenancy.certain = certain::holds(tenancy, &interferences, &times, tolerance);
-            tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
+            tenancy.certain = certain::holds(tenancy, interferences, &times, tolerance);
+            tenancy.possible = possible::holds(&tenancy.operations, interferences, tolerance);
         }
-        lock.interferences = interferences;
         possible::shorten_by_later_grants(lock);
         tokens::check(lock, &mut breaches);
         exclusion::check(lock, &mut breaches);
@@ -484,7 +483,7 @@ mod updates;
 
 use certain::CertainHold;
 pub use deadlocks::Link;
-use lock::{GrantTimes, Interferences, Locks};
+use lock::{GrantTimes, Lock, Locks};
 use possible::PossibleHold;
 
 #[cfg(test)]

@@ -11,10 +11,7 @@ use anyhow::{Result, ensure};
 
 fn run(script: &str) -> Result<()> {
     let status = Command::new("sh").args(["-ec", script]).status()?;
-    ensure!(
-        status.success(),
-        "this wants a network of its own (make chaos-packets): {script}"
-    );
+    ensure!(status.success(), "in make chaos-packets alone: {script}");
     Ok(())
 }
 

@@ -96,19 +96,14 @@ pub(super) fn holds<'o>(
                 _ => {}
             }
         }
-        for one in &interferences.0 {
-            let ends = match one.effect {
-                Effect::EndsHolds | Effect::ChangesLeases => true,
-                // The server can't keep up a lease then.
-                Effect::HoldsCommandsBack => kept_up,
-                Effect::StopsTheServer => kept_up && one.until - one.from > HARMLESS_STOP,
-                Effect::BringsBack
-                | Effect::EndsWaits
-                | Effect::StopsClients
-                | Effect::EndsStalls => false,
-            };
-            if ends && one.until > shown_by.sent && one.from < end {
-                end = one.from;
+        // While it stands still the server can't keep up a lease.
+        let stops = [Effect::HoldsCommandsBack, Effect::StopsTheServer];
+        let stops = if kept_up { &stops[..] } else { &[] };
+        let effects = [&[Effect::EndsHolds, Effect::ChangesLeases], stops].concat();
+        for one in interferences.during(&effects, shown_by.sent + 1, end) {
+            let is_stop = one.effect == Effect::StopsTheServer;
+            if !is_stop || one.until - one.from > HARMLESS_STOP {
+                end = end.min(one.from);
             }
         }
         if start < end {

@@ -165,11 +165,13 @@ fn find_cycle<'w, 'o>(
     if last.holder.owner == first.waiter.owner {
         return true;
     }
-    for next in waits {
+    let first = waits.partition_point(|next| next.waiter.owner < last.holder.owner);
+    let nexts = waits[first..].iter();
+    for next in nexts.take_while(|next| next.waiter.owner == last.holder.owner) {
         let (start, end) = (start.max(next.start), end.min(next.end));
         let mut before = way.iter();
         let visited = before.any(|wait| wait.waiter.owner == next.waiter.owner);
-        if next.waiter.owner == last.holder.owner && !visited && start + CYCLE_MARGIN < end {
+        if !visited && start + CYCLE_MARGIN < end {
             way.push(next);
             if find_cycle(waits, way, start, end) {
                 return true;
@@ -180,6 +182,7 @@ fn find_cycle<'w, 'o>(
     false
 }
 
+/// By their waiters.
 fn certain_waits<'o>(locks: &Locks<'o>) -> Vec<CertainWait<'o>> {
     let mut waits = Vec::new();
     for lock in locks.values() {
@@ -209,5 +212,6 @@ fn certain_waits<'o>(locks: &Locks<'o>) -> Vec<CertainWait<'o>> {
             }
         }
     }
+    waits.sort_unstable_by_key(|wait| &wait.waiter.owner);
     waits
 }

@@ -22,11 +22,9 @@ pub(super) fn check(lock: &Lock<'_>, breaches: &mut Breaches) {
         let limit = all().map(|hold| hold.limit).min().unwrap_or(1);
         if rivals.len() >= limit {
             let end = all().map(|hold| hold.end).min().unwrap_or(hold.end);
-            let what = format!(
-                "{} owners together held a lock that admits {limit}, for {} us",
-                rivals.len() + 1,
-                (end - hold.start) / 1000
-            );
+            let (owners, us) = (rivals.len() + 1, (end - hold.start) / 1000);
+            let what =
+                format!("{owners} owners together held a lock that admits {limit}, for {us} us");
             breaches.add(Promise::Exclusion, &what, all().map(|hold| hold.shown_by));
         }
         together.push(hold);

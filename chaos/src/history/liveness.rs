@@ -1,7 +1,7 @@
 //! Everybody is answered, and no lock stays free while somebody waits for it.
 
 use super::lock::{GrantTimes, Lock, Span, Spans};
-use super::{Breaches, Effect, History, MS, Nanos, Operation, Outcome, Promise};
+use super::{Breaches, Effect, History, Interference, MS, Nanos, Operation, Outcome, Promise};
 
 /// How long a lock may stay free while the server and the waiter run.
 const HAND_OFF_MARGIN: Nanos = 300 * MS;
@@ -33,18 +33,19 @@ pub(super) fn check_hand_offs(lock: &Lock<'_>, times: &GrantTimes, breaches: &mu
             }
         })
         .collect();
-    let mut stops = Vec::new();
-    for one in &lock.interferences.0 {
+    let held = [Effect::EndsHolds, Effect::ChangesLeases, Effect::BringsBack];
+    let stopped = [
+        Effect::HoldsCommandsBack,
+        Effect::StopsTheServer,
+        Effect::StopsClients,
+    ];
+    let span = |one: &Interference| {
         let (start, end, by) = (one.from, one.blocks_until(), None);
-        let span = Span { start, end, by };
-        match one.effect {
-            Effect::EndsHolds | Effect::ChangesLeases | Effect::BringsBack => spans.push(span),
-            Effect::HoldsCommandsBack | Effect::StopsTheServer | Effect::StopsClients => {
-                stops.push(span);
-            }
-            Effect::EndsWaits | Effect::EndsStalls => {}
-        }
-    }
+        Span { start, end, by }
+    };
+    let during = |effects| lock.interferences.during(effects, 0, Nanos::MAX).map(span);
+    spans.extend(during(&held));
+    let stops = during(&stopped);
     let (spans, stops) = (Spans::new(spans), Spans::new(stops));
     for waiter in lock.operations() {
         if let Some(wait) = lock.certain_wait(waiter)

@@ -10,7 +10,6 @@ use super::{
 pub(super) type Locks<'o> = BTreeMap<&'o str, Lock<'o>>;
 
 /// All that happened to one lock.
-#[derive(Default)]
 pub(super) struct Lock<'o> {
     /// What each owner did to it.
     pub(super) tenancies: BTreeMap<&'o str, Tenancy<'o>>,
@@ -75,6 +74,18 @@ impl<'o> Tenancy<'o> {
 }
 
 impl<'o> Lock<'o> {
+    /// The lock of this name, of which nobody has asked anything. All of this was done.
+    pub(super) fn of(name: &str, all: &'o [Interference]) -> Self {
+        let spans = all.iter().filter(|one| one.concerns(name)).map(|by| {
+            let (start, end) = (by.from, by.until);
+            Span { start, end, by }
+        });
+        Self {
+            tenancies: BTreeMap::new(),
+            interferences: Interferences(Spans::new(spans)),
+        }
+    }
+
     pub(super) fn operations(&self) -> impl Iterator<Item = &'o Operation> {
         let tenancies = self.tenancies.values();
         tenancies.flat_map(|tenancy| tenancy.operations.iter().copied())
@@ -128,8 +139,7 @@ impl<'o> Lock<'o> {
 }
 
 /// Some of the things that were done to the server.
-#[derive(Default)]
-pub(super) struct Interferences<'o>(pub(super) Vec<&'o Interference>);
+pub(super) struct Interferences<'o>(Spans<&'o Interference>);
 
 impl<'o> Interferences<'o> {
     /// Those with one of these effects in this time.
@@ -139,8 +149,8 @@ impl<'o> Interferences<'o> {
         from: Nanos,
         until: Nanos,
     ) -> impl Iterator<Item = &'o Interference> {
-        let all = self.0.iter().copied();
-        all.filter(move |one| effects.contains(&one.effect) && one.overlaps(from, until))
+        let all = self.0.overlapping(from, until).map(|span| span.by);
+        all.filter(move |one| effects.contains(&one.effect))
     }
 }
 

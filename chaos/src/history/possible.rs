@@ -31,11 +31,11 @@ pub(super) fn holds<'o>(
             end,
         };
         // A strange `PERSIST`, `PEXPIRE` or `RESTORE` may lengthen a lease.
-        for one in &interferences.0 {
-            let lengthens = matches!(one.effect, Effect::ChangesLeases | Effect::BringsBack);
-            if lengthens && one.overlaps(hold.start, hold.end) {
-                hold.end = hold.end.max(one.blocks_until());
-            }
+        let lengthen = [Effect::ChangesLeases, Effect::BringsBack];
+        let longer = |end| interferences.during(&lengthen, by.sent, end);
+        let longer = |end| longer(end).map(Interference::blocks_until).max();
+        while let Some(end) = longer(hold.end).filter(|end| *end > hold.end) {
+            hold.end = end;
         }
         hold.end_where_known(operations, interferences, slack, lease_max);
         hold
@@ -187,14 +187,11 @@ fn lease_end(by: &Operation, interferences: &Interferences<'_>, slack: Nanos) ->
 /// When requests that reached the server by this time have taken effect at the latest.
 fn in_force_by(time: Nanos, interferences: &Interferences<'_>) -> Nanos {
     let effects = [Effect::HoldsCommandsBack, Effect::StopsTheServer];
-    let stops = interferences.during(&effects, time, Nanos::MAX);
-    let mut stops: Vec<&Interference> = stops.collect();
-    stops.sort_by_key(|one| one.from);
     let mut latest = time + LATE_MAX;
-    for stop in stops {
-        if stop.overlaps(time, latest) {
-            latest = latest.max(stop.until + LATE_MAX);
-        }
+    let stopped = |until| interferences.during(&effects, time, until);
+    let stopped = |until| stopped(until).map(|stop| stop.until + LATE_MAX).max();
+    while let Some(later) = stopped(latest).filter(|later| *later > latest) {
+        latest = later;
     }
     latest
 }
@@ -215,11 +212,11 @@ fn session_end(
         match one.outcome {
             Outcome::Done if one.request == Request::Close => Some(answered),
             Outcome::Lost => Some(in_force_by(answered, interferences)),
-            Outcome::GivenUp => interferences
-                .during(&[Effect::EndsStalls], answered, Nanos::MAX)
-                .filter(|end| end.from >= answered)
-                .map(|end| in_force_by(end.until, interferences))
-                .min(),
+            Outcome::GivenUp => {
+                let ends = interferences.during(&[Effect::EndsStalls], answered, Nanos::MAX);
+                let mut ends = ends.filter(|end| end.from >= answered);
+                Some(in_force_by(ends.next()?.until, interferences))
+            }
             _ => None,
         }
     };

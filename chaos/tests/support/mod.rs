@@ -18,10 +18,7 @@ pub fn module_with_faults() -> &'static Path {
             .arg(&target)
             .status()
             .unwrap();
-        assert!(
-            status.success(),
-            "the module with planted faults is not built"
-        );
+        assert!(status.success(), "the module is not built");
         target.join("debug/libredislock.so")
     })
 }
