@@ -213,9 +213,9 @@ impl State {
         let (mut replaced, mut at) = (Vec::new(), 0);
         while let Some(first) = bytes.get(at) {
             let (length, words) = match first_words(&bytes[at..]) {
-                Some(words) => (pack(&words).len(), words),
+                Some(words) if !words.is_empty() => (pack(&words).len(), words),
                 None if upwards && *first == b'*' => break,
-                None => (1, Vec::new()),
+                _ => (1, Vec::new()),
             };
             let this = &bytes[at..at + length];
             let other = instead(this, &words);
@@ -488,7 +488,7 @@ mod tests {
             let (proxy, _server, client, mut accepted) = connection();
             proxy.set(Fate::Messages(times));
             let replies =
-                |message: &str| format!(":1\r\n{message}{subscribed}+OK\r\n{message}:2\r\n");
+                |message: &str| format!(":1\r\n{message}{subscribed}*0\r\n{message}:2\r\n");
             accepted.write_all(replies(&message).as_bytes()).unwrap();
             drop(accepted);
             let arrived = replies(&message.repeat(times));
