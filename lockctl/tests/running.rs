@@ -215,6 +215,19 @@ fn what_the_command_leaves_behind_ends_before_the_release() {
     assert_eq!(server.client().int("EXISTS lock"), 0);
 }
 
+/// A process ends at once that has started another one. That one may be seen by nobody who lists
+/// all processes in this moment.
+#[test]
+fn what_is_left_by_one_that_has_just_ended_ends_before_the_release() {
+    let server = Server::start();
+    let left = "( ( sh -c 'echo $$ >> $DIR/pids; exec sleep 60' ) & ) & echo $$ > $DIR/pids";
+    for _ in 0..40 {
+        let mut script = Script::start(&server, &[], left);
+        assert_eq!(script.end().0, Some(0));
+        script.assert_nothing_runs();
+    }
+}
+
 /// Makes a process group of its own, as an interactive shell does for each job.
 #[cfg(target_os = "linux")]
 const TIMEOUT: &str = "timeout 60 sh -c 'echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 60'";

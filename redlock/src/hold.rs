@@ -181,7 +181,6 @@ impl Hold {
         let releases = guards.map(|guard| async move {
             match Arc::into_inner(guard) {
                 Some(guard) => guard.release().await,
-                // A renewal that is under way drops it.
                 None => Ok(()),
             }
         });
@@ -191,7 +190,7 @@ impl Hold {
     }
 
     /// Does all of this at once, until a majority has done it or the time is over. The
-    /// rest goes on.
+    /// rest goes on in the clients, and has no guard of this any more.
     async fn by_a_majority<C>(
         &self,
         calls: impl Iterator<Item = C>,
@@ -211,7 +210,7 @@ impl Hold {
                 Ok(Some(Err(_)) | None) | Err(_) => break,
             }
         }
-        calling.detach_all();
+        calling.shutdown().await;
         let servers = self.shared.clients.len();
         let is_over = self.valid_for().is_zero();
         let over = is_over.then(|| self.end(Lost::Refused).err()).flatten();

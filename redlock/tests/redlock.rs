@@ -382,6 +382,17 @@ async fn an_old_release_that_comes_late_spares_the_next_hold() {
     guard.renew().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_release_waits_for_a_majority_though_a_server_has_not_answered_a_renewal() {
+    let servers = servers(3);
+    let guard = held(&redlock(&servers).await).await;
+    servers[2].stop().unwrap();
+    guard.renew().await.unwrap();
+    servers[1].stop().unwrap();
+    let released = guard.release().await;
+    assert!(released.is_err_and(|error| is_no_majority(&error, 3, 2)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn waits_pile_nothing_up_while_a_server_is_down() {
     pile_up(|server| server.crash(), |_| ()).await;

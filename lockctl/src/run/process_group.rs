@@ -182,7 +182,9 @@ impl ProcessGroup {
         let answer = self.test();
         // Another user's may be hidden. One that has ended is no reason to wait, though its
         // parent may never see it.
-        living().is_ok_and(|living| living.is_empty()) && answer != Err(Errno::PERM)
+        let is_empty = living().is_ok_and(|living| living.is_empty());
+        // Who has ended meanwhile may have left a child that the look did not see.
+        is_empty && answer != Err(Errno::PERM) && (self.reap().is_none() || self.is_gone())
     }
 }
 
