@@ -20,8 +20,7 @@ type Hold struct {
 	cancel          context.CancelCauseFunc
 	mu              sync.Mutex
 	renewal, expiry *time.Timer
-	// Why it is over, if it is.
-	over error
+	over            error // Why it is over, if it is.
 }
 
 func newHold(ctx context.Context, a *attempt) (*Hold, error) {
@@ -81,9 +80,7 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	h.mu.Unlock()
 	reply, err := h.do(ctx, h.locks.client, within, h.renew(lease))
 	h.mu.Lock()
-	if isRefusal(err) {
-		h.validUntil = before
-	}
+	h.noteRenewal(before, lease, err)
 	if err == nil && reply != 1 && h.over == nil {
 		h.lose("the server does not know this hold any more")
 	}
@@ -95,7 +92,6 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	} else {
 		slog.Warn("redisnativelock: it is not renewed", "key", h.key, "error", err)
 	}
-	h.noteRenewal(sent, lease, err)
 	h.schedule()
 	return translated(err)
 }

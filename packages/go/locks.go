@@ -25,8 +25,7 @@ import (
 type Locks struct {
 	client    redis.UniversalClient
 	isCluster bool
-	// The one that serves a key.
-	node      func(context.Context, string) (*redis.Client, error)
+	node      func(context.Context, string) (*redis.Client, error) // The one that serves a key.
 	settings  settings
 	channel   string
 	now       func() time.Duration
@@ -34,10 +33,9 @@ type Locks struct {
 
 	mu sync.Mutex
 	// Those to whom messages are for, by owner: who waits, and who waited and holds.
-	waits     map[string]chan message
-	listeners map[*redis.Client]*listener
-	// By channel.
-	subscriptions map[string]*subscription
+	waits         map[string]chan message
+	listeners     map[*redis.Client]*listener
+	subscriptions map[string]*subscription // By channel.
 }
 
 // An Option is for all locks, as [New] takes it, or for one, as [Locks.Mutex] takes it.

@@ -54,6 +54,12 @@ func TestARenewalThatIsNotAnswered(t *testing.T) {
 	}
 	mustBe(t, h.Renew(ctx, 0), nil)
 	between(time.Second, time.Minute)
+	// One that go-redis has sent twice may come yet, too.
+	h.locks.client.(*redis.Client).Options().ReadTimeout = 300 * time.Millisecond
+	s.Do(ctx, "CLIENT", "PAUSE", 400)
+	mustBe(t, h.Renew(ctx, 30*time.Second), nil)
+	mustBe(t, h.Renew(ctx, time.Hour), nil)
+	between(time.Second, 30*time.Second)
 }
 
 func TestWhatIsKeptForAWhileIsKeptSoLongAndNoLonger(t *testing.T) {
@@ -155,9 +161,5 @@ func TestTheCasesOfOthers(t *testing.T) {
 	}
 	if _, err = m.TryLock(ctx); code(err) != "WRONGTYPE" {
 		t.Fatal(err)
-	}
-	var answer redis.Error
-	if !errors.As(err, &answer) {
-		t.Fatal("the server's own error is to be had")
 	}
 }

@@ -84,10 +84,9 @@ type listener struct {
 	locks  *Locks
 	pubsub *redis.PubSub
 	// Is over when it has ended, with why.
-	ctx context.Context
-	end context.CancelCauseFunc
-	// Whether somebody reads from it.
-	isRead atomic.Bool
+	ctx    context.Context
+	end    context.CancelCauseFunc
+	isRead atomic.Bool // Whether somebody reads from it.
 }
 
 // A subscription is to one channel. What is heard is over when the server has confirmed it, or the listener has ended.

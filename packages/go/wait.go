@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,17 +27,16 @@ type attempt struct {
 	lock
 	owner, channel string
 	began          time.Duration
-	// What it hears.
-	told chan message
+	told           chan message // What it hears.
 	// Whether the server may have a place or a hold for it.
 	inDoubt bool
 	// Is locked while a renewal is under way.
 	renewing sync.Mutex
 	// Is locked for reading by each command that is under way.
 	sending sync.RWMutex
-	// How long the server may keep its place.
-	lasts time.Duration
-	// The shortest lease of a renewal that was not answered soon.
+	lasts   time.Duration // How long the server may keep its place.
+	sends   sends
+	// The shortest lease of a renewal that may come yet.
 	unanswered time.Duration
 	// The grant: its token, which is 0 before, and until when it is relied upon.
 	token      int64
@@ -53,7 +53,7 @@ func (a *attempt) acquire(how ...any) []any {
 }
 
 func (a *attempt) renew(lease time.Duration) []any {
-	return a.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", a.token)
+	return a.command("RENEW", "LEASE", lease.Milliseconds(), &a.sends, a.token)
 }
 
 func (a *attempt) release() []any { return a.command("RELEASE", "FENCE", a.token) }
@@ -204,17 +204,24 @@ func (a *attempt) claim(ctx, waiting context.Context, lease time.Duration) error
 	if !a.locks.isCluster && a.validUntil-a.locks.now() >= lease/4 {
 		return nil
 	}
-	sent := a.locks.now()
 	reply, err := a.send(ctx, a.locks.client, within(waiting), a.renew(a.lease))
-	if a.noteRenewal(sent, a.lease, err); reply != 1 {
+	if a.noteRenewal(a.validUntil, a.lease, err); reply != 1 {
 		a.token = 0
 	}
 	return err
 }
 
-// noteRenewal notes one that may come yet: it got no answer, or so late a one that go-redis may have sent it twice.
-func (a *attempt) noteRenewal(sent, lease time.Duration, err error) {
-	if err != nil && !isRefusal(err) || a.locks.now()-sent > time.Second {
+// sends is the word FENCE of a renewal, and counts how often go-redis has sent it, which tries again by itself.
+type sends struct{ atomic.Int32 }
+
+func (s *sends) MarshalBinary() ([]byte, error) { s.Add(1); return []byte("FENCE"), nil }
+
+// noteRenewal notes one that may come yet: it got no answer, or was sent twice. What else is refused has changed nothing.
+func (a *attempt) noteRenewal(before, lease time.Duration, err error) {
+	switch {
+	case a.sends.Swap(0) > 1, err != nil && !isRefusal(err):
 		a.unanswered = min(lease, a.unanswered)
+	case err != nil:
+		a.validUntil = before
 	}
 }

@@ -11,7 +11,7 @@ const PLACE_MAX_MS = 300_000; // A place is asked for so long, again and again.
 const ASK_AGAIN_MS = 10_000; // How often a place is asked for again while nothing is heard: a message may be lost.
 const REPLY_WITHIN_MS = 5000; // How long who does not wait for the lock waits for the answer.
 const REPLY_MIN_MS = 500; // And who waits for less than this.
-const LATE_MS = 100; // If the last command took longer to be answered, it may have been sent late.
+const LATE_MS = 40; // What took longer to be answered may have been sent late, or again: ioredis does that after 50 ms.
 const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is done sooner spares that.
 const PAUSE_MAX_MS = 1000; // Before a renewal that failed is tried again.
 
@@ -243,7 +243,7 @@ export class Hold implements AsyncDisposable {
       this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
       this.plan(this.renewAt);
       const reply = await within(this.core.server.ask(this.renewing(leaseMs)), this.validUntil - sent).catch((error) => {
-        if (isRefusal(error)) {
+        if (isRefusal(error) && now() - sent < LATE_MS) {
           this.unansweredMs = beforeMs;
           this.validUntil = until;
         }

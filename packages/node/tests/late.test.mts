@@ -87,6 +87,25 @@ test("a renewal that is not answered may come yet: the shorter lease is relied u
   assert.ok(hold.validFor() <= 5000, String(hold.validFor()));
 });
 
+test("a renewal that ioredis may have sent twice is relied upon for the shorter lease, also if it is refused", async () => {
+  let next = async (): Promise<unknown> => 1;
+  const again = (of: () => unknown) => () => sleep(55).then(of);
+  const refuse = () => Promise.reject(new Error("MISCONF not now"));
+  const client = { isOpen: true, sendCommand: ([name]: string[]) => (name === "LOCK.RENEW" ? next() : Promise.resolve(7)) };
+  const hold = await createLocks(client, { onError() {} }).acquire("l");
+  next = refuse;
+  await assert.rejects(hold.renew(20_000), /MISCONF/);
+  assert.ok(hold.validFor() > 25_000, "a refusal at once changes nothing");
+  next = again(refuse);
+  await assert.rejects(hold.renew(20_000), /MISCONF/);
+  assert.ok(hold.validFor() <= 20_000, "the first may have been done");
+  next = again(() => 1);
+  await hold.renew(10_000);
+  next = async () => 1;
+  await hold.renew(60_000);
+  assert.ok(hold.validFor() <= 10_000, "the first may come yet");
+});
+
 test("what a client library has sent late does not keep the lock for longer than atLeast", async () => {
   const renewed: number[] = [];
   const client = {
