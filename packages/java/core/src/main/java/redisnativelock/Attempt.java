@@ -1,9 +1,6 @@
 package redisnativelock;
 
-import java.util.ArrayList;
-import java.util.List;
-import java.util.Set;
-import java.util.UUID;
+import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
 import redisnativelock.Wire.Told;
@@ -43,6 +40,8 @@ final class Attempt {
   private CompletableFuture<Object> last = CompletableFuture.completedFuture(null);
   /** Ends when no acquire or renewal of this may be carried out any more, though it was given up long before. */
   private CompletableFuture<Object> settled = last;
+  /** The same of acquires alone. */
+  private CompletableFuture<Object> acquired = last;
 
   Attempt(NativeLock lock, long lease, boolean isRenewed, long wait, boolean isInterruptible) {
     this.lock = lock;
@@ -85,6 +84,7 @@ final class Attempt {
       if (token == 0) {
         locks.waits.remove(owner);
       }
+      acquired = settled;
       if (token == 0 && isInDoubt) {
         long within = listener == null ? lease : Math.max(lease, PLACE_MAX);
         insist(() -> Wire.command("LOCK.RELEASE", lock.key, owner), within, true);
@@ -130,11 +130,12 @@ final class Attempt {
   }
 
   private <T> T await(CompletableFuture<T> future, long nanos) throws InterruptedException {
-    try {
-      return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : locks.join(future, nanos);
-    } catch (ExecutionException | TimeoutException failure) {
-      throw locks.meaning(failure);
+    CountDownLatch ended = new CountDownLatch(1);
+    future.whenComplete((reply, error) -> ended.countDown());
+    if (isInterruptible) {
+      ended.await(nanos, TimeUnit.NANOSECONDS);
     }
+    return locks.join(future, isInterruptible ? 0 : nanos);
   }
 
   private long ask(byte[][] command) throws InterruptedException {
@@ -209,10 +210,11 @@ final class Attempt {
     if (!isSure || validUntil - System.nanoTime() < first / 4) {
       byte[][] renewal = renew(lease);
       long before = unanswered;
+      long sent = System.nanoTime();
       unanswered = Math.min(lease, unanswered);
       token = 0;
       token = ask(renewal) == 1 ? granted : 0;
-      unanswered = before;
+      unanswered = System.nanoTime() - sent > Locks.SUSPICIOUS ? unanswered : before;
     }
   }
 
@@ -239,11 +241,11 @@ final class Attempt {
     return last;
   }
 
-  /** Sends what gives the lock back, for which nothing is heard any more; if it is the last word, after all others. */
+  /** Sends what gives the lock back, when no acquire may take it anew; if it is the last word, after all renewals, too. */
   CompletableFuture<Object> insist(Supplier<byte[][]> command, long within, boolean isLast) {
     locks.waits.remove(owner);
     long until = System.nanoTime() + within;
-    return next(() -> (isLast ? settled : CompletableFuture.completedFuture(null))
+    return next(() -> (isLast ? settled : acquired)
         .thenCompose(done -> locks.insist(lock.getName(), command, until, 0)));
   }
 }

@@ -76,10 +76,7 @@ public final class Hold {
     renew(Duration.ofNanos(lease));
   }
 
-  /**
-   * Renews it now, for this lease, which is kept up from now on if this hold is renewed. The error is {@link
-   * NativeLockException#LOST} if it is over.
-   */
+  /** Renews it now, for this lease, kept up from now on if it is renewed. {@link NativeLockException#LOST} if it is over. */
   public void renew(Duration newLease) {
     locks.join(renew(Locks.checked(newLease)), Attempt.REPLY_WITHIN);
   }

@@ -4,8 +4,7 @@ import static java.util.concurrent.TimeUnit.NANOSECONDS;
 
 import java.nio.ByteBuffer;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.*;
 import redisnativelock.spi.RedisAccess.Link;
 
 /** The subscription to one server, which all waits there share. It ends with its connection; who waits asks anew. */

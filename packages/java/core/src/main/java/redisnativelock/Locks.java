@@ -5,8 +5,7 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
+import java.util.regex.*;
 import java.util.stream.IntStream;
 import redisnativelock.spi.RedisAccess;
 
@@ -82,10 +81,14 @@ public final class Locks implements AutoCloseable {
     return error instanceof NativeLockException known ? known : access.meaning(error);
   }
 
-  /** Waits for it, though the thread be interrupted: that is told to it afterwards. */
+  /** Waits for it, though interrupted, and not for the future itself: a pool's thread would run others' work meanwhile. */
   <T> T join(CompletableFuture<T> future, long nanos) {
+    Semaphore ended = new Semaphore(0);
+    CompletableFuture<T> bounded = future.copy().orTimeout(nanos, TimeUnit.NANOSECONDS);
+    bounded.whenComplete((reply, error) -> ended.release());
+    ended.acquireUninterruptibly();
     try {
-      return future.copy().orTimeout(nanos, TimeUnit.NANOSECONDS).join();
+      return bounded.join();
     } catch (CompletionException failure) {
       throw meaning(failure);
     }
@@ -123,10 +126,7 @@ public final class Locks implements AutoCloseable {
     });
   }
 
-  /**
-   * Sends what gives a lock back until it is answered, or until then. What fails is logged. It fails, too, where an earlier
-   * sending may have given it back: of that the answer says nothing.
-   */
+  /** Sends what gives a lock back until it is answered, or until then. It fails, too, where it may have been given back. */
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
     return timed(access.send(command.get()), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
       NativeLockException error = meaning(failure);

@@ -3,16 +3,12 @@ package redisnativelock;
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.*;
 import java.util.stream.Stream;
 
 /** What is sent to the server and told by it, and how leases are counted. Times are in nanoseconds. */
 final class Wire {
   static final long MILLISECOND = 1_000_000;
-
-  private Wire() {}
 
   static byte[] bytes(Object word) {
     return word instanceof byte[] already ? already : word.toString().getBytes(UTF_8);

@@ -2,10 +2,8 @@ package redisnativelock;
 
 import static redisnativelock.Server.until;
 
-import java.util.ArrayList;
-import java.util.List;
-import java.util.concurrent.atomic.AtomicBoolean;
-import java.util.concurrent.atomic.AtomicLongArray;
+import java.util.*;
+import java.util.concurrent.atomic.*;
 import java.util.stream.IntStream;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;

@@ -5,7 +5,8 @@ import static redisnativelock.Server.until;
 
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.*;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -38,6 +39,28 @@ class ExclusionTest extends WithServer {
     until(() -> server.places() == 1);
     lock.unlock();
     assertTrue(waiting.end() > first);
+  }
+
+  @Test
+  void aThreadOfACommonPoolRunsNothingElseWithinItsSection() throws Exception {
+    Locks locks = Library.JEDIS.locks(server.port);
+    NativeLock lock = locks.lock("l");
+    CountDownLatch isOver = new CountDownLatch(1);
+    server.call("LOCK.ACQUIRE", "other", "x", "LEASE", "300");
+    CompletableFuture<Boolean> isInside = CompletableFuture.supplyAsync(() -> {
+      // All other threads of the pool have something to do.
+      IntStream.range(1, ForkJoinPool.commonPool().getParallelism()).forEach(nth -> CompletableFuture.runAsync(() -> {
+        assertDoesNotThrow(() -> isOver.await(9, TimeUnit.SECONDS));
+      }));
+      lock.lock();
+      CompletableFuture<Boolean> task = CompletableFuture.supplyAsync(lock::isHeldByCurrentThread);
+      locks.lock("other").lock();
+      locks.lock("other").unlock();
+      lock.unlock();
+      isOver.countDown();
+      return task.join();
+    });
+    assertFalse(isInside.get(9, TimeUnit.SECONDS));
   }
 
   @Test

@@ -3,8 +3,7 @@ package redisnativelock;
 import static org.junit.jupiter.api.Assertions.*;
 import static redisnativelock.Server.until;
 
-import java.util.ArrayList;
-import java.util.List;
+import java.util.*;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.AfterEach;

@@ -4,9 +4,7 @@ import static org.junit.jupiter.api.Assertions.*;
 import static redisnativelock.Server.until;
 
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.List;
-import java.util.Optional;
+import java.util.*;
 import java.util.concurrent.atomic.AtomicInteger;
 import net.javacrumbs.shedlock.core.*;
 import net.javacrumbs.shedlock.spring.annotation.EnableSchedulerLock;

@@ -4,11 +4,8 @@ import static org.junit.jupiter.api.Assertions.*;
 import static redisnativelock.Server.until;
 
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.ConcurrentModificationException;
-import java.util.List;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
+import java.util.*;
+import java.util.concurrent.*;
 import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.Test;
 import org.springframework.integration.support.locks.DistributedLock;

@@ -1,8 +1,6 @@
 package redisnativelock.spi;
 
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Executor;
-import java.util.concurrent.Executors;
+import java.util.concurrent.*;
 import java.util.function.Consumer;
 import redisnativelock.NativeLockException;
 

@@ -1,13 +1,9 @@
 package redisnativelock.jedis;
 
-import java.util.Arrays;
-import java.util.List;
-import java.util.Queue;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.*;
+import java.util.concurrent.*;
 import java.util.concurrent.locks.ReentrantLock;
-import java.util.function.Consumer;
-import java.util.function.Supplier;
+import java.util.function.*;
 import redis.clients.jedis.*;
 import redis.clients.jedis.exceptions.*;
 import redis.clients.jedis.util.JedisClusterCRC16;

@@ -2,22 +2,17 @@ package redisnativelock.lettuce;
 
 import io.lettuce.core.*;
 import io.lettuce.core.api.StatefulConnection;
-import io.lettuce.core.cluster.RedisClusterClient;
-import io.lettuce.core.cluster.SlotHash;
+import io.lettuce.core.cluster.*;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.output.NestedMultiOutput;
-import io.lettuce.core.protocol.AsyncCommand;
-import io.lettuce.core.protocol.Command;
-import io.lettuce.core.protocol.CommandArgs;
-import io.lettuce.core.pubsub.RedisPubSubAdapter;
-import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import io.lettuce.core.protocol.*;
+import io.lettuce.core.pubsub.*;
 import io.netty.buffer.ByteBuf;
 import java.io.IOException;
 import java.time.Duration;
 import java.util.Arrays;
-import java.util.concurrent.CancellationException;
-import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.*;
 import java.util.function.Consumer;
 import redisnativelock.NativeLockException;
 import redisnativelock.spi.RedisAccess;
@@ -34,13 +29,15 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   private final RedisURI uri;
   private final RedisClusterClient cluster;
   private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected;
+  private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> successor;
   private boolean isClosed;
 
   private LettuceAccess(RedisClient client, RedisURI uri, RedisClusterClient cluster) {
     this.client = client;
     this.uri = uri;
     this.cluster = cluster;
-    connected = connect();
+    successor = connect();
+    connected = successor;
   }
 
   /** One server, or Sentinel, as the URI says. */
@@ -61,6 +58,7 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     isClosed = true;
     // To wait for it here could be for ever: the thread that closes it may be about to send.
     connected.thenAccept(StatefulConnection::closeAsync);
+    successor.thenAccept(StatefulConnection::closeAsync);
     connected = CompletableFuture.failedFuture(new IllegalStateException("it is closed"));
     if (cluster != null) {
       client.shutdownAsync();
@@ -86,23 +84,41 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     return cluster == null ? -1 : SlotHash.getSlot(key);
   }
 
+  /** A server that stands still takes a connection, and Lettuce would wait a minute for it to say hello. */
   private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connect() {
-    return cluster == null ? CompletableFuture.completedFuture(uri).thenCompose(to -> client.connectAsync(CODEC, to))
+    var opening = cluster == null ? CompletableFuture.completedFuture(uri).thenCompose(to -> client.connectAsync(CODEC, to))
         : CompletableFuture.supplyAsync(cluster::getPartitions, THREADS).thenCompose(map -> cluster.connectAsync(CODEC));
+    var bounded = opening.copy().orTimeout(5, TimeUnit.SECONDS);
+    bounded.whenComplete((open, late) -> opening.thenAccept(late == null ? ours -> {} : StatefulConnection::closeAsync));
+    return bounded;
   }
 
-  private synchronized CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected(boolean anew) {
-    if (connected.isDone() && !isClosed && (anew || connected.isCompletedExceptionally())) {
-      connected.thenAccept(StatefulConnection::closeAsync);
-      connected = connect();
+  private synchronized CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected() {
+    if (connected.isCompletedExceptionally()) {
+      suspect();
     }
     return connected;
   }
 
-  /** Replies come in the order of their commands: where one is missing, the next would be taken for it. */
+  /**
+   * Replies come in the order of their commands: where one is missing, the next would be taken for it. That of a cluster
+   * serves until there is another: the server that does not answer may be the one that Lettuce connects to.
+   */
   @Override
-  public void suspect() {
-    connected(true);
+  public synchronized void suspect() {
+    if (!isClosed && successor.isDone()) {
+      successor = connect();
+      if (cluster == null || connected.isCompletedExceptionally()) {
+        use();
+      } else {
+        successor.thenRun(this::use);
+      }
+    }
+  }
+
+  private synchronized void use() {
+    connected.thenAccept(StatefulConnection::closeAsync);
+    connected = isClosed ? connected : successor;
   }
 
   private static CompletableFuture<Object> send(StatefulConnection<byte[], byte[]> to, byte[][] command) {
@@ -120,8 +136,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     to.dispatch(sent);
     return sent.thenApply(replies -> {
       Object reply = replies.get(0);
-      if (reply == null && sent.times > 1 && new String(command[0]).equals("LOCK.RELEASE")) {
-        throw new RedisException("Lettuce has sent it again: it may have been carried out before");
+      if (sent.times > 1 && (reply == null ? "LOCK.RELEASE" : "LOCK.RENEW").equals(new String(command[0]))) {
+        throw new RedisException("Lettuce has sent it again: it may have been carried out before, or may be later");
       }
       return reply;
     });
@@ -129,7 +145,7 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
 
   @Override
   public CompletableFuture<Object> send(byte[]... command) {
-    return connected(false).thenCompose(open -> send(open, command));
+    return connected().thenCompose(open -> send(open, command));
   }
 
   private RedisURI uri(byte[] key) {
@@ -145,12 +161,12 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
 
   @Override
   public CompletableFuture<String> node(byte[] key) {
-    return connected(false).thenApply(open -> uri(key).toString());
+    return connected().thenApply(open -> uri(key).toString());
   }
 
   @Override
   public CompletableFuture<Link> open(byte[] key, Consumer<byte[]> messages, Consumer<Throwable> ended) {
-    return connected(false).thenCompose(open -> client.connectPubSubAsync(CODEC, uri(key)))
+    return connected().thenCompose(open -> client.connectPubSubAsync(CODEC, uri(key)))
         .thenApply(own -> new OwnConnection(own, messages, ended));
   }
 
