@@ -74,8 +74,7 @@ struct Woken {
 pub enum Waking {
     /// It is told at once, before Redis 7.2.
     TellsAtOnce,
-    /// Its reply is in its output buffer, where an error may yet take its place: Redis 7.2,
-    /// and Valkey.
+    /// Its reply is in its buffer, where an error may yet take its place: Redis 7.2, and Valkey.
     FillsTheBuffer,
     /// It is told before the server sleeps: Redis 7.4 and later.
     TellsLate,
@@ -630,6 +629,8 @@ impl CoreSide {
             Addressee::Blocked(id, _) => {
                 if let Some(waiter) = self.waiting.remove(&id) {
                     self.answered.push((id, waiter, answer));
+                } else if let Some(told) = self.answered.iter_mut().find(|told| told.0 == id) {
+                    told.2 = answer;
                 } else {
                     self.tell_instead(id, &answer);
                 }
@@ -643,8 +644,7 @@ impl CoreSide {
         }
     }
 
-    /// A later request has what this waiter was to be told of in this turn, or a release
-    /// has ended it.
+    /// A later request has what this waiter was to be told of in this turn, or a release ended it.
     fn tell_instead(&mut self, id: WaiterId, answer: &Answer) {
         let at = self.woken.iter().position(|woken| woken.id == id);
         let woken = self.woken.remove(at.expect("a grant that is not told"));
