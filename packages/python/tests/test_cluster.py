@@ -22,8 +22,7 @@ def cluster():
     ports = iter(range(random.randint(20000, 30000), 32000))
     nodes = [Server("--cluster-enabled", "yes", ports=ports) for _ in range(3)]
     addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-    create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True)
     for node in nodes:
         until(lambda node=node: node.redis.cluster("info")["cluster_state"] == "ok")
     yield nodes
@@ -37,6 +36,9 @@ async def test_many_keys_in_a_cluster(cluster, world, library):
     held = [await world.call(locks.lock(key).acquire) for key in KEYS]
     with pytest.raises(LockBusy):
         await world.call(locks.lock(KEYS[0]).acquire, wait=0.05)
+    # The client does not know yet that another server has the key.
+    dead = type(locks.client.get_node_from_key(KEYS[0]))("127.0.0.1", 1, "primary")
+    locks.client.nodes_manager.slots_cache[locks.client.keyslot(KEYS[0])] = [dead]
     count = dict.fromkeys(KEYS, 0)
 
     async def add(key):

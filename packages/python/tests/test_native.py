@@ -27,6 +27,7 @@ async def test_the_hook_of_the_client(server, world, library):
             await world.call(method, *args)
 
     first, other = lock(), lock(timeout=None, blocking_timeout=0.1)
+    assert vars(client.connection_pool)["_native_locks"] is first.native.locks, "clients of one pool share it"
     assert await is_so(first.acquire) and await is_so(first.locked) and await is_so(first.owned)
     assert server.redis.hexists("l", first.local.hold.owner)
     assert not await is_so(other.acquire) and not await is_so(other.acquire, blocking=False)

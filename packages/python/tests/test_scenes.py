@@ -46,9 +46,6 @@ class Script(core.World):
             return message is not None
         self.time += max(0, within)
 
-    async def shielded(self, work):
-        return await work
-
     def spawn(self, work):
         run(work)
 
@@ -77,7 +74,7 @@ SCENES = {
     "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
     "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
     "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM), ("LOCK.RELEASE", None)], redis.RedisError),
-    "it is answered when its lease is over": (60, [("QUEUE", 7, 30), ("LOCK.RELEASE", 1)], LockLost),
+    "it is answered when its lease is over": (60, [("QUEUE", 7, 30), ("LOCK.ACQUIRE", 8)], 8),
     "a script runs": (9, [("QUEUE", ResponseError("BUSY x")), ("LOCK.ACQUIRE", 7)], 7),
     "the application's own time limit": (9, [("QUEUE", TimeoutError()), ("LOCK.RELEASE", 1)], TimeoutError),
     "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ASKED_AGAIN, ("QUEUE", 7)], 7),

@@ -1,7 +1,4 @@
-"""Locks of the lock module for Redis and Valkey, for the clients redis-py and valkey-py.
-
-`Locks` here is for clients of threads; `redis_native_lock.asyncio` has the one for asyncio.
-"""
+"""Locks of the lock module for Redis and Valkey, for redis-py and valkey-py in threads; `.asyncio` is for asyncio."""
 
 import functools
 import threading
@@ -46,7 +43,6 @@ class Locks(BaseLocks[Lock, Hold]):
         run(self._close())
 
 
-# For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.
 NativeLock = functools.partial(native_lock, "lock", Locks, blocking)
 
 __all__ = [

@@ -26,7 +26,6 @@ ASK_AGAIN = 10.0  # How often a place is asked for again while nothing is heard:
 REPLY_WITHIN, REPLY_MIN = 5.0, 0.5  # At least so long, where the wait itself is shorter.
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
-RESENT_AFTER = 1.0  # The client library may have sent a command again by itself that is not answered so soon.
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
 PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
 ENDLESS, LONGEST = float("inf"), 315_360_000.0
@@ -37,22 +36,25 @@ class World:
 
     event: Callable[[], Any]
     mutex: Callable[[], Any]
+    limit: Callable[[float], Any] = contextlib.nullcontext  # What is awaited in it ends after so long, if it can.
 
     def __init__(self, client: Any):
         self.client, self.library = client, library_of(client)
         self.is_cluster = hasattr(client, "get_node_from_key")
+        self._learns_at = -ENDLESS  # When a cluster's client may next be made to ask which server has which keys.
 
     def node(self, key: bytes) -> str:  # The server of a key, as far as the client knows.
-        if self.is_cluster:
-            with contextlib.suppress(Exception):
-                return str(self.client.get_node_from_key(key).name)
+        with contextlib.suppress(Exception):
+            return str(self.client.get_node_from_key(key).name)
         return ""
 
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
     async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...  # Or raises ConnectionError.
     async def wait(self, event: Any, within: float) -> Any: ...
-    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # Returns a future.
+
+    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:  # A cancel does not end it.
+        return await work
 
     # A connection of its own, made as the client makes its own. But it may be silent for long, and is of RESP2.
     async def open(self, key: bytes) -> Any:
@@ -85,18 +87,33 @@ class World:
             await settled(connection.send_command(*args, check_health=False))
             return await self.read(connection, within)
         except BaseException as error:
-            if isinstance(error, self.library.AskError) and not is_own:
-                return await settled(self.client.execute_command(*args))
+            if isinstance(error, self.library.AskError) and self.is_cluster and not is_own:
+                # Where a node is named the client sends it on to the right one, but never again by itself.
+                node = self.client.get_node_from_key(args[1])
+                return await settled(self.client.execute_command(*args, target_nodes=node))
             if not isinstance(error, self.library.ResponseError):
                 await self.close(connection)
             raise
         finally:
             await (self.close(connection) if is_own else settled(pool.release(connection)))
 
+    async def learn(self, failed: str) -> None:
+        """Has a cluster's client ask which server has which keys; the one that has failed is asked last."""
+        nodes = self.client.nodes_manager
+        with contextlib.suppress(Exception):
+            known = nodes.startup_nodes or nodes.nodes_cache  # valkey-py drops each that fails, until it has none.
+            nodes.startup_nodes = dict(sorted(known.items(), key=lambda item: bool(item[0] == failed)))
+            async with self.limit(REPLY_WITHIN):
+                await settled(nodes.initialize())
+        self._learns_at = now() + PAUSE_MAX
+
     async def ask(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         try:
             return await self.command(args, within, is_own)
         except Exception as error:
+            if self.is_cluster and not isinstance(error, self.library.ResponseError) and now() >= self._learns_at:
+                self._learns_at = now() + REPLY_WITHIN
+                self.spawn(self.learn(self.node(args[1])))
             raise translated(error) from error.__cause__
 
     async def sleep(self, seconds: float) -> None:
@@ -112,8 +129,7 @@ async def settled(value: Any) -> Any:
 
 
 class Listener:
-    """The subscription to one server, which all waits there share. It ends with its connection; who waits then asks
-    for another."""
+    """The subscription to one server, which all waits there share. Who waits when it ends asks for another."""
 
     def __init__(self, locks: "BaseLocks[Any, Any]", node: str):
         self._locks, self._world, self._mutex, self._node = locks, locks.world, locks.world.mutex(), node
@@ -312,8 +328,7 @@ class BaseHold:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
         left, self._is_in_doubt = self._left(), True
         args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
-        token = await self._world.ask(args, left + REPLY_WITHIN, is_own=True)
-        if token:
+        if token := await self._world.ask(args, left + REPLY_WITHIN, is_own=True):
             self._trust(token, self._lease)
         else:
             self._is_in_doubt = False
@@ -382,8 +397,7 @@ class BaseHold:
                     self._unanswered, self._valid_until = before, until
                 self._plan(min(self._renew_at, self._third(sent)))
                 raise
-            if now() - sent < RESENT_AFTER:
-                self._unanswered = before
+            self._unanswered = before
             if self.look():
                 raise self.loss()
             self._lease, self._valid_until = lease, valid_until(sent, min(lease, before))
@@ -410,8 +424,7 @@ class BaseHold:
         return LockLost(f"the lock {self.key!r} is lost: it was not renewed in time, or is not this holder's any more")
 
     async def _release(self) -> bool | None:
-        """Ends it. Returns whether this has ended it: false if it was over before, none if that is not answered soon;
-        then it goes on in the background."""
+        """Ends it. Returns whether this has ended it: false if it was over before, none if that is not known yet."""
         ended: bool | None = await self._world.shielded(self._release_now())
         return ended
 
@@ -419,9 +432,10 @@ class BaseHold:
         if self.look():
             return False
         self._end()
+        # A renewal under way may come after it, and would keep the lock for a lease.
+        is_under_way = self._mutex.locked() or self._unanswered < ENDLESS
         had = await self._give_back()
-        if self._lock.at_least and self._unanswered < ENDLESS:
-            # A renewal under way may come after it, and would keep the lock for a lease.
+        if self._lock.at_least and is_under_way:
             self._world.spawn(self._give_up())
         if had is False:
             log.warning("%r was over before its work", self.key)
@@ -506,7 +520,6 @@ class BaseLocks(Generic[L, H]):
         """After a fork, too: holds, waits and subscriptions are the parent's."""
         self.world = self.world_type(self.client)
         self._channel = b"redislock:" + new_name().encode()
-        # By owner, from the first request to the end.
         inherited, self.holds = list(self.holds.values()), {}
         self.listeners: dict[str, Listener] = {}  # By server.
         for hold in inherited:
@@ -592,8 +605,7 @@ class BaseLocks(Generic[L, H]):
 
     def hear(self, message: bytes) -> None:
         _, _, owner, result, lease = netstrings(message)
-        hold = self.holds.get(owner.decode("latin-1"))
-        if hold is not None:
+        if hold := self.holds.get(owner.decode("latin-1")):
             hold.hear(result, int(lease) / 1000)
 
     async def _close(self) -> None:

@@ -55,10 +55,9 @@ _TABLE: list[tuple[str, Meaning]] = [
     ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN BUSY MISCONF MASTERDOWN", Meaning(True, True)),
     ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError MasterDownError", Meaning(True, True)),
     ("ResponseError AuthenticationError AuthorizationError", Meaning(True, False)),
-    ("ConnectionError TimeoutError OSError ValueError AttributeError", Meaning(False, True)),
+    ("ConnectionError TimeoutError OSError ValueError AttributeError LockLost", Meaning(False, True)),
     ("ClusterError RedisClusterException ValkeyClusterException", Meaning(False, True)),
 ]
-_MEANINGS = [(set(words.split()), meaning) for words, meaning in _TABLE]
 
 
 def meaning(error: BaseException) -> Meaning:
@@ -66,7 +65,7 @@ def meaning(error: BaseException) -> Meaning:
         # Python's own time-out is the application's: a client library raises one of its own.
         return UNKNOWN
     names = {str(error).partition(" ")[0], *(cls.__name__ for cls in type(error).__mro__)}
-    return next((meaning for words, meaning in _MEANINGS if words & names), UNKNOWN)
+    return next((meaning for words, meaning in _TABLE if names.intersection(words.split())), UNKNOWN)
 
 
 def translated(error: Exception) -> Exception:

@@ -1,5 +1,6 @@
 """What `client.lock(name, lock_class=NativeLock)` of redis-py and valkey-py needs: a `Lock` of theirs, on ours."""
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -22,9 +23,9 @@ def lock_class(module: str, wrap: Callable[[Any], Any]) -> Any:
 def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: Any, **options: Any) -> Any:
     library = library_of(client).__name__.partition(".")[0]
     lock = lock_class(f"{library}.{submodule}", wrap)(client, *args, **options)
-    # One for each client, for its subscription.
-    locks = client.__dict__.get("_native_locks") or client.__dict__.setdefault("_native_locks", locks_type(client))
-    # Without a time-out it is renewed until it is released.
+    # One for each pool of connections, for its subscription.
+    kept = vars(getattr(client, "connection_pool", client))
+    locks = kept.get("_native_locks") or kept.setdefault("_native_locks", locks_type(client))
     lock.native = locks.lock(lock.name, lease=lock.timeout or None, renew=not lock.timeout)
     lock.errors = locks.world.library
     return lock
@@ -74,12 +75,11 @@ class _Native:
         return bool(await self.native.locks.world.ask(("EXISTS", self.name), REPLY_WITHIN))
 
     async def owned(self: Any) -> bool:
-        if getattr(self.local, "token", None) is None:
-            return False
-        try:
-            return bool(await self.native.locks.world.ask(("HEXISTS", self.name, self.local.hold.owner), REPLY_WITHIN))
-        except self.errors.ResponseError:
-            return False
+        if getattr(self.local, "token", None) is not None:
+            with contextlib.suppress(self.errors.ResponseError):
+                how = ("HEXISTS", self.name, self.local.hold.owner)
+                return bool(await self.native.locks.world.ask(how, REPLY_WITHIN))
+        return False
 
     async def exit(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -33,6 +33,7 @@ def blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class Mutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.locked = self._lock.locked
 
     async def __aenter__(self) -> None:
         self._lock.acquire()
@@ -72,9 +73,6 @@ class Threads(World):
     async def wait(self, event: Any, within: float) -> bool:
         return bool(event.wait(within))
 
-    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await work
-
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         future: Future[Any] = Future()
 
@@ -99,10 +97,5 @@ def _is_ready(pool: Any) -> bool:
     return not poll.poll(0)
 
 
-def _begin_anew() -> None:
-    """After a fork there are no threads but its own."""
-    for locks in BaseLocks.alive:
-        locks.reset()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+# After a fork there are no threads but its own.
+os.register_at_fork(after_in_child=lambda: list(map(BaseLocks.reset, BaseLocks.alive)))

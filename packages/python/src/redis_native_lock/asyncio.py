@@ -16,7 +16,7 @@ AT_ONCE = 50  # So many commands to a server, as each takes a connection: pools 
 
 
 class Tasks(World):
-    event, mutex = asyncio.Event, asyncio.Lock
+    event, mutex, limit = asyncio.Event, asyncio.Lock, staticmethod(asyncio.timeout)
 
     def __init__(self, client: Any):
         super().__init__(client)
@@ -33,16 +33,16 @@ class Tasks(World):
     async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         try:
             async with asyncio.timeout(within):
-                if is_own:
-                    return await super().command(args, within, is_own)
-                if self.is_cluster:
+                if self.is_cluster and not is_own:
                     # At once by many it is not safe in redis-py 8.
                     async with self._initializing:
                         await self.client.initialize()
-                async with self._turns[self.node(args[1])]:
-                    if self.is_cluster:
-                        return await self.client.execute_command(*args)
-                    return await super().command(args, within)
+                    async with self._turns[self.node(args[1])]:
+                        # Without a node it is sent again if it is not answered. A renewal that comes late does harm.
+                        to = {"target_nodes": self.client.get_node_from_key(args[1])} if args[0] == "LOCK.RENEW" else {}
+                        return await self.client.execute_command(*args, **to)
+                async with contextlib.nullcontext() if is_own else self._turns[""]:
+                    return await super().command(args, within, is_own)
         except TimeoutError:
             raise ConnectionError("no answer in time") from None
         except AttributeError as error:
