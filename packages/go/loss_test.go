@@ -159,7 +159,7 @@ func TestTheCasesOfOthers(t *testing.T) {
 	if s.Get(ctx, "l").Val() != "ABCD" {
 		t.Fatal("another's key was touched")
 	}
-	if _, err = m.TryLock(ctx); code(err) != "WRONGTYPE" {
+	if _, err = m.TryLock(ctx); code(err) != "WRONGTYPE" || !errors.As(err, new(redis.Error)) {
 		t.Fatal(err)
 	}
 }

@@ -357,17 +357,21 @@ proptest! {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
         if let Ok((request, patience)) = parse(Args::new(&words), || Ok(CLIENT)) {
             prop_assert_eq!(request.owner.as_bytes(), words[0]);
-            let has = |name: &[u8]| words[1..].iter().any(|word| word.eq_ignore_ascii_case(name));
+            let is = |word: &&[u8], name: &[u8]| word.eq_ignore_ascii_case(name);
+            let mut options = words[1..].to_vec();
+            if let Some(at) = options.iter().position(|word| is(word, b"queue")) {
+                // A channel may have any name.
+                options.remove(at + 2);
+            }
+            let has = |name: &[u8]| options.iter().any(|word| is(word, name));
             prop_assert!(request.session.is_none() || has(b"session"));
             let waits = matches!(patience, Patience::Block(_));
             prop_assert!(!waits || has(b"block"));
             let is_place = matches!(patience, Patience::Queue(_));
             prop_assert!(!is_place || has(b"queue"));
             prop_assert!(request.hold.is_none() || is_place || has(b"hold"));
-            prop_assert!(request.limit != Limit::SHARED || has(b"shared"));
-            // A channel may have any name.
-            prop_assert!(is_place || !has(b"shared") || request.limit == Limit::SHARED);
-            prop_assert!(is_place || !(has(b"shared") && has(b"limit")));
+            prop_assert_eq!(request.limit == Limit::SHARED, has(b"shared"));
+            prop_assert!(!(has(b"shared") && has(b"limit")));
         }
     }
 }

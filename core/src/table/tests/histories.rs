@@ -388,10 +388,13 @@ impl History {
                 continue;
             };
             // It may have the lock already, by a grant that was told before the key was renamed.
-            (self.first_ends_ms.entry(token)).and_modify(|ms| *ms = i64::MAX);
+            let first_end = self.first_ends_ms.entry(token);
             if queued.is_place() {
                 prop_assert!(!is_over, "a place that is over was granted the lock");
+                let first_ms = self.server.ms() + self.server.table.settings.claim_timeout_ms;
+                first_end.and_modify(|ms| *ms = first_ms.max(*ms));
             } else {
+                first_end.and_modify(|ms| *ms = i64::MAX);
                 let client = clients.iter().find(|(waiter, _)| *waiter == id).unwrap().1;
                 self.on_their_way.push(client);
             }
@@ -424,12 +427,8 @@ impl History {
             let stands = |id: WaiterId| waiters.iter().any(|one| one.id == id);
             let expected = self.queued.iter().filter(|one| KEYS[one.key] == key);
             let expected = expected.filter(|one| !self.is_over(one) || stands(one.id));
-            prop_assert!(
-                waiters
-                    .iter()
-                    .map(|one| one.id)
-                    .eq(expected.map(|one| one.id))
-            );
+            let standing = waiters.iter().map(|one| one.id);
+            prop_assert!(standing.eq(expected.map(|one| one.id)));
             let places = waiters.iter().filter(|waiter| waiter.is_place());
             let owners: BTreeSet<_> = places.clone().map(|place| &place.request.owner).collect();
             prop_assert_eq!(owners.len(), places.count());
@@ -514,5 +513,4 @@ proptest! {
         history.play(&steps)?;
         history.end()?;
     }
-
 }
