@@ -176,7 +176,7 @@ impl Campaign {
     /// Whether these go together.
     fn examine(&self) -> Result<()> {
         if (self.workload.is_some() || self.packets) && !self.follows() {
-            bail!("this wants bare commands and --topology sentinel or cluster");
+            bail!("--workload and --packets want bare commands on --topology sentinel or cluster");
         }
         if self.client == Who::Redlock && (self.servers < 3 || self.servers.is_multiple_of(2)) {
             bail!("a majority needs an odd number of servers, 3 at least");

@@ -116,10 +116,12 @@ const TO_FOLLOWERS: [Kind; 11] = [
     (2, "late replica promoted", Do(Faults::promote_late_one)),
     (1, "replica late", Replica(CutOffFromPrimary, 50, 2500)),
     (1, "replica killed", Replica(Killed, 0, 3 * DOWN_AFTER_MS)),
-    (1, "replica stopped", Replica(Stopped, 50, 2000)),
+    (1, "replica stopped", Replica(Stopped, 50, LONG_MS)),
     (1, "promotion by command", Do(Faults::order_promotion)),
     (1, "two killed in turn", Do(Faults::replace_twice)),
 ];
+/// So long a silence is a death.
+const LONG_MS: u64 = 4 * DOWN_AFTER_MS;
 const BACK_AT_ONCE: &str = "primary killed, back at once";
 
 /// What is done to a library.

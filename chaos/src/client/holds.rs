@@ -26,8 +26,9 @@
 //!
 //! A primary that is no longer the one may say that it knows nothing of a hold. That is no
 //! breach, as it grants nothing by that: where some witness names another node just after the
-//! answer, it is dismissed. With a grace period, what was told before a start or a promotion
-//! may be lost, and an `ACQUIRE` that was sent within it tells of no hold.
+//! answer, it is dismissed. Whoever was granted something by that other node had it named by a
+//! witness, and witnesses are never hurt. With a grace period, what was told before a start or a
+//! promotion may be lost, and an `ACQUIRE` that was sent within it tells of no hold.
 
 use rand::RngExt;
 use redis_lock_testing::{Connection, info_field, reply_text};

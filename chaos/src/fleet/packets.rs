@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 
 fn run(script: &str) -> Result<()> {
     let status = Command::new("sh").args(["-ec", script]).status()?;
-    ensure!(status.success(), "in make chaos-packets alone: {script}");
+    ensure!(status.success(), "only for make chaos-packets: {script}");
     Ok(())
 }
 

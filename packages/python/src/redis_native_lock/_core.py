@@ -45,7 +45,7 @@ class World:
 
     def node(self, key: bytes) -> str:  # The server of a key, as far as the client knows.
         with contextlib.suppress(Exception):
-            return str(self.client.get_node_from_key(key).name)
+            return str(self.client.get_node_from_key(key).name) if self.is_cluster else ""
         return ""
 
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
@@ -102,7 +102,7 @@ class World:
         nodes = self.client.nodes_manager
         with contextlib.suppress(Exception):
             known = nodes.startup_nodes or nodes.nodes_cache  # valkey-py drops each that fails, until it has none.
-            nodes.startup_nodes = dict(sorted(known.items(), key=lambda item: bool(item[0] == failed)))
+            nodes.startup_nodes = dict(sorted(known.items(), key=lambda item: item[0] == failed))
             async with self.limit(REPLY_WITHIN):
                 await settled(nodes.initialize())
         self._learns_at = now() + PAUSE_MAX

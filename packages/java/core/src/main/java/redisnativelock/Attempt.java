@@ -130,9 +130,9 @@ final class Attempt {
   }
 
   private <T> T await(CompletableFuture<T> future, long nanos) throws InterruptedException {
-    CountDownLatch ended = new CountDownLatch(1);
-    future.whenComplete((reply, error) -> ended.countDown());
     if (isInterruptible) {
+      CountDownLatch ended = new CountDownLatch(1);
+      future.whenComplete((reply, error) -> ended.countDown());
       ended.await(nanos, TimeUnit.NANOSECONDS);
     }
     return locks.join(future, isInterruptible ? 0 : nanos);
