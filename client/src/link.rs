@@ -122,10 +122,7 @@ async fn probe(link: Weak<Link>, register: Arc<Register>) {
         if !register.is_empty() {
             let within = link.timeouts.response;
             // An answer of any kind will do; silence closes the connection.
-            let _ = tokio::join!(
-                link.commands.ask(&ping, within),
-                link.messages.ask(&ping, within)
-            );
+            let _ = tokio::join!(link.ask(&ping), link.messages.ask(&ping, within));
         }
     }
 }
