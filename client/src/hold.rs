@@ -396,7 +396,8 @@ async fn keep(unkept: Unkept) {
         let renewed = tokio::select! {
             biased;
             _ = &mut lost => return,
-            renewed = timeout(left, hold.renew()) => renewed,
+            // Boxed, so that a hold at rest keeps no room for it.
+            renewed = timeout(left, Box::pin(hold.renew())) => renewed,
         };
         match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
             Ok(sent_at) => {
@@ -467,3 +468,7 @@ impl JobState {
         hold.is_some_and(|hold| hold.token == token && hold.left().is_ok())
     }
 }
+
+#[cfg(test)]
+#[path = "tests/room.rs"]
+mod room;
