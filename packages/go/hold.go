@@ -111,9 +111,7 @@ func (h *Hold) Release() error {
 	} else if over != nil {
 		return over
 	}
-	reply, err := ask(context.Background(), releaseWithin, func(context.Context) (int64, error) {
-		return h.insist(h.ending)
-	})
+	reply, err := ask(context.Background(), releaseWithin, func(context.Context) (int64, error) { return h.insist(h.ending) })
 	switch {
 	case err == nil && reply != 1, code(err) == "WRONGTYPE", code(err) == "NOTALOCK":
 		return h.lost("it was over before its release")

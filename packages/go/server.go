@@ -36,17 +36,22 @@ func ask[T any](ctx context.Context, within time.Duration, send func(context.Con
 	}
 }
 
-// do carries out a command of the module. Its null is a 0.
+// do carries out a command, and returns in time.
 func (a *attempt) do(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (int64, error) {
 	a.sending.RLock()
 	return ask(ctx, within, func(ctx context.Context) (int64, error) {
 		defer a.sending.RUnlock()
-		number, err := client.Do(ctx, args...).Int64()
-		if errors.Is(err, redis.Nil) {
-			return 0, nil
-		}
-		return number, err
+		return carryOut(ctx, client, args)
 	})
+}
+
+// carryOut does so as go-redis does. A null of the module is a 0.
+func carryOut(ctx context.Context, client redis.UniversalClient, args []any) (int64, error) {
+	number, err := client.Do(ctx, args...).Int64()
+	if errors.Is(err, redis.Nil) {
+		return 0, nil
+	}
+	return number, err
 }
 
 // insist sends what gives a lock back until it is answered, after what is under way: neither a request nor a renewal may
@@ -59,8 +64,9 @@ func (a *attempt) insist(args func() []any) (int64, error) {
 	until += a.locks.now()
 	a.sending.Unlock()
 	for tries, inDoubt := 0, false; ; tries++ {
-		reply, err := a.do(context.Background(), a.locks.client, replyWithin, args())
-		if err == nil && inDoubt {
+		ctx, stop := context.WithTimeout(context.Background(), replyWithin)
+		reply, err := carryOut(ctx, a.locks.client, args())
+		if stop(); err == nil && inDoubt {
 			// An earlier try may have ended it.
 			return 1, nil
 		} else if err == nil {

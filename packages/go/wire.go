@@ -1,9 +1,9 @@
 package redisnativelock
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -73,13 +73,7 @@ func translated(err error) error {
 
 var started = time.Now()
 
-func newOwner() string {
-	random := make([]byte, 16)
-	if _, err := rand.Read(random); err != nil {
-		panic(err)
-	}
-	return fmt.Sprintf("%x", random)
-}
+func newOwner() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
 // validUntil is until when a lease is relied upon whose command was sent then: one percent less for clocks that run
 // apart, and ten milliseconds for the time it takes to notice.
