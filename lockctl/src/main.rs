@@ -71,18 +71,14 @@ fn end(ended: Result<Exit, Failure>, json: bool) -> ExitCode {
 }
 
 fn execute(arguments: Arguments) -> Result<Exit, Failure> {
-    let Arguments {
-        server,
-        json,
-        command,
-    } = arguments;
+    let json = arguments.json;
     // One thread, so that what is bound to the main thread stays there.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let server = || Server::read(&server);
-        match command {
+        let server = || Server::read(&arguments.server);
+        match arguments.command {
             Command::Run(options) => run::run(&server()?, json, options).await,
             Command::Ls(options) => ls::ls(&server()?, json, &options).await,
             Command::Top(options) => top::top(&server()?, json, &options).await,

@@ -68,10 +68,7 @@ impl Signals {
 
 /// Whether a signal asks a program to end.
 pub fn is_to_end(signal: Signal) -> bool {
-    matches!(
-        signal,
-        Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM
-    )
+    [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM].contains(&signal)
 }
 
 /// Does this while a signal is ignored.

@@ -149,10 +149,8 @@ fn missing(flags: String) -> Option<String> {
 }
 
 fn write(channel: &str, key: &[u8], server: &str, json: bool) -> io::Result<()> {
-    let mut events = EVENTS
-        .iter()
-        .filter(|(posted, _)| channel.ends_with(posted));
-    let event = events.next().map_or(channel, |(_, event)| event);
+    let event = EVENTS.iter().find(|(posted, _)| channel.ends_with(posted));
+    let event = event.map_or(channel, |(_, event)| event);
     let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
     let told = match json {
         true => Object::default()

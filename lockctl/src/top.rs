@@ -82,12 +82,8 @@ impl Sample {
         let locks = contended(server, client, options.count, stuck_after).await?;
         let at = Instant::now();
         let infos: Vec<String> = server.ask(cmd("INFO").arg("lock")).await?;
-        let count = |name| {
-            infos
-                .iter()
-                .filter_map(|info| counter(info, name))
-                .sum::<u64>()
-        };
+        let counted = |name| infos.iter().filter_map(move |info| counter(info, name));
+        let count = |name| counted(name).sum::<u64>();
         let grants = count("lock_grants_immediate") + count("lock_grants_after_wait");
         let now = (at, [grants, count("lock_releases")]);
         let before = before.replace(now);
@@ -107,15 +103,13 @@ impl Sample {
     }
 
     fn json(&self) -> Object {
+        let locks = Value::from_iter(self.locks.iter().map(LockView::json));
         Object::default()
             .set("waiting", self.waiting())
             .set("longest_wait_ms", ms(self.longest_wait()))
             .set("grants_per_second", self.per_second[0])
             .set("releases_per_second", self.per_second[1])
-            .set(
-                "locks",
-                Value::from_iter(self.locks.iter().map(LockView::json)),
-            )
+            .set("locks", locks)
     }
 
     fn lines(&self) -> Vec<String> {

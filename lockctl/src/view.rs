@@ -178,22 +178,18 @@ pub fn table(locks: &[LockView]) -> Vec<String> {
     let widths: [usize; 8] = std::array::from_fn(|column| width(column).unwrap_or_default());
     let line = |row: &[String; 8]| {
         let cells = row.iter().zip(widths);
-        let padded: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
+        let padded = cells.map(|(cell, width)| format!("{cell:width$}"));
+        let padded: Vec<_> = padded.collect();
         padded.join("  ").trim_end().to_owned()
     };
     let mut lines: Vec<_> = rows.iter().map(line).collect();
     if let Some(left) = locks.iter().filter_map(|view| view.lock.grace).max() {
         let left = seconds(left);
-        lines.push(format!(
-            "\nGrace period: nothing is granted for {left} yet."
-        ));
+        let told = format!("\nGrace period: nothing is granted for {left} yet.");
+        lines.push(told);
     }
-    let mut stuck = locks
-        .iter()
-        .filter_map(|lock| lock.safe_break.as_ref())
-        .peekable();
+    let stuck = locks.iter().filter_map(|lock| lock.safe_break.as_ref());
+    let mut stuck = stuck.peekable();
     if stuck.peek().is_some() {
         let title = "\nStuck. This passes a lock on if its holder is still the same:";
         lines.push(title.into());
@@ -216,10 +212,8 @@ pub async fn contended(
     for mut lock in listed.into_iter().flatten() {
         let mut field = |name| lock.remove(name).unwrap_or(Value::Nil);
         let waited = from_redis_value(field("waited")).map_err(RedisError::from)?;
-        keys.push((
-            waited,
-            from_redis_value(field("key")).map_err(RedisError::from)?,
-        ));
+        let key = from_redis_value(field("key")).map_err(RedisError::from)?;
+        keys.push((waited, key));
     }
     keys.sort_by_key(|(waited, _)| Reverse(*waited));
     keys.truncate(count as usize);
@@ -268,12 +262,9 @@ pub fn views(locks: Vec<LockInfo>, stuck_after: Duration) -> Vec<LockView> {
         let waits_for = owners.iter().filter_map(waits_for).collect();
         let first = lock.waiters.first();
         let first = first.map(|first| (&first.owner, mode_and_limit(first.mode).1));
+        let limit = lock.mode.and_then(|mode| mode_and_limit(mode).1);
         LockView {
-            blocked_by: blockers(
-                first,
-                lock.mode.and_then(|mode| mode_and_limit(mode).1),
-                owners,
-            ),
+            blocked_by: blockers(first, limit, owners),
             waits_for,
             safe_break: safe_break(&lock, stuck_after),
             lock,
