@@ -22,7 +22,7 @@ const GRACE_SPARE: u64 = 2000;
 
 /// What is read of each node's settings.
 const SETTINGS: &str = "lock.* maxmemory-policy appendonly appendfsync min-replicas-to-write \
-    min-replicas-max-lag timeout";
+    min-replicas-max-lag timeout cluster-enabled";
 
 /// What users do with a lock K, as they may type it.
 const RIGHTS: [(&str, &str); 7] = [
@@ -132,10 +132,8 @@ impl Node {
         if let Some(version) = node.version {
             // 200 is 0.2.0.
             let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
-            node.add(
-                GOOD,
-                format!("It has version {major}.{minor}.{patch} of the module"),
-            );
+            let what = format!("It has version {major}.{minor}.{patch} of the module");
+            node.add(GOOD, what);
         } else if modules.is_some() {
             node.add(WRONG, "It has no lock module: load libredislock.so");
         }
@@ -287,15 +285,22 @@ impl Node {
                 continue;
             }
             // As the client does, to wait without a connection for each wait.
-            let waits = self.may(user, "SUBSCRIBE redislock:0", &key).await;
+            let is_cluster = self.text("cluster-enabled") == "yes";
+            let subscribe = if is_cluster {
+                "ssubscribe"
+            } else {
+                "subscribe"
+            };
+            let waits = self
+                .may(user, &format!("{subscribe} redislock:0"), &key)
+                .await;
             let can = |right| rights.contains(&right);
+            let blocks =
+                format!("; each wait keeps a connection without +{subscribe} &redislock:*");
             let (kind, advice) = if can("take") && !(can("renew") && can("release")) {
                 (WRONG, "; add +lock.renew +lock.release")
             } else if can("take") && !waits {
-                (
-                    NOTE,
-                    "; each wait keeps a connection without +subscribe &redislock:*",
-                )
+                (NOTE, &*blocks)
             } else if can("delete") && !can("break") {
                 (NOTE, "; to delete one passes it on, so take away +del")
             } else if can("break") && words.contains(&"nopass") {
@@ -304,10 +309,8 @@ impl Node {
                 (GOOD, "")
             };
             let (rights, key) = (rights.join(", "), shown(&key));
-            self.add(
-                kind,
-                format!("User {user} may {rights} locks like {key}{advice}"),
-            );
+            let what = format!("User {user} may {rights} locks like {key}{advice}");
+            self.add(kind, what);
         }
     }
 
@@ -317,9 +320,8 @@ impl Node {
         for word in command.split(' ') {
             dry_run.arg(if word == "K" { key } else { word.as_bytes() });
         }
-        self.ask(&dry_run)
-            .await
-            .is_some_and(|reply: String| reply == "OK")
+        let reply: Option<String> = self.ask(&dry_run).await;
+        reply.as_deref() == Some("OK")
     }
 }
 

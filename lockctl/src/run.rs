@@ -32,7 +32,6 @@ use crate::failure::Failure;
 use crate::server::Server;
 use crate::signals::{self, Signals};
 use crate::top::counter;
-use members::out_of_reach;
 use process_group::{Change, ProcessGroup};
 use report::Report;
 use terminal::Terminal;
@@ -168,10 +167,9 @@ async fn why_not(
         return Ok("another holds it".into());
     }
     let infos: Vec<String> = server.ask(cmd("INFO").arg("lock")).await?;
-    let missing = infos
-        .iter()
-        .filter_map(|info| counter(info, REPLICAS_MISSING));
-    Ok(match missing.max().filter(|missing| *missing > 0) {
+    let missing = |info: &String| counter(info, REPLICAS_MISSING);
+    let missing = infos.iter().filter_map(missing).max();
+    Ok(match missing.filter(|missing| *missing > 0) {
         Some(missing) => format!(
             "nobody holds it, but too few replicas are online: {REPLICAS_MISSING} is {missing}"
         ),
@@ -284,7 +282,7 @@ async fn supervise(
                     group.signal(signal);
                 }
                 if signals::is_to_end(signal) {
-                    let left = out_of_reach();
+                    let left = group.out_of_reach();
                     if !left.is_empty() {
                         report.unended(&left, false);
                     }

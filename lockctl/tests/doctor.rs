@@ -138,6 +138,21 @@ fn all_primaries_of_a_cluster_are_examined() {
     assert_eq!(told.matches("User default may").count(), 1, "{told}");
 }
 
+/// Places of a cluster are told by sharded channels.
+#[test]
+fn in_a_cluster_the_right_to_wait_is_another() {
+    let server = Server::start_with(&["--cluster-enabled", "yes"]);
+    let mut client = server.client();
+    let rights = "on >x ~locks:* +lock.acquire +lock.renew +lock.release &redislock:*";
+    for (user, right) in [("app", "+ssubscribe"), ("worker", "+subscribe")] {
+        let set = format!("ACL SETUSER {user} {rights} {right}");
+        assert_eq!(client.call(&set), Okay);
+    }
+    let (_, found) = examined(&server, &[]);
+    assert_found(&found, "good", "User app may take");
+    assert_found(&found, "note", "without +ssubscribe &redislock:*");
+}
+
 #[test]
 fn users_are_shown_with_what_they_may_do() {
     let server = Server::start_with(&SAFE);

@@ -228,6 +228,43 @@ fn what_is_left_by_one_that_has_just_ended_ends_before_the_release() {
     }
 }
 
+/// A shell may have started others before it became lockctl: `>(gzip)` at the end of its line,
+/// or what an entry point leaves in the background.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_lockctl_did_not_start_goes_on() {
+    let server = Server::start();
+    let mut shell = heedful("sh");
+    let older = "sh -c 'sleep 60; true' & echo $! > $DIR/older; exec \"$0\" \"$@\"";
+    shell.args(["-c", older, env!("CARGO_BIN_EXE_lockctl")]);
+    shell.env("REDIS_URL", format!("redis://{}", server.addr()));
+    let script = format!("{TWO_PROCESSES} exit 5");
+    let mut script = Script::start_by(shell, &[], &script);
+    let (code, told) = script.end();
+    assert_eq!((code, told.as_str()), (Some(5), ""));
+    script.assert_nothing_runs();
+    let older = script.wrote("older");
+    assert!(support::runs(&older));
+    signal(older.trim().parse().unwrap(), Signal::KILL).unwrap();
+}
+
+/// `ps` shows a process whose first thread has ended as if all of it had.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_works_on_in_another_thread_ends_before_the_release() {
+    let server = Server::start();
+    let work = "import ctypes, os, pathlib, threading, time\n\
+        threading.Thread(target=time.sleep, args=[60]).start()\n\
+        pathlib.Path(os.environ['DIR'], 'pids').write_text(str(os.getpid()))\n\
+        ctypes.CDLL(None).pthread_exit(None)";
+    let shows_z = "grep -q ' Z ' /proc/$(cat $DIR/pids)/stat";
+    let script = format!("python3 -c \"{work}\" & until {shows_z}; do sleep 0.01; done");
+    let mut script = Script::start(&server, &[], &script);
+    assert_eq!(script.end().0, Some(0));
+    let left = format!("/proc/{}/task", script.wrote("pids").trim());
+    assert!(!std::path::Path::new(&left).exists());
+}
+
 /// Makes a process group of its own, as an interactive shell does for each job.
 #[cfg(target_os = "linux")]
 const TIMEOUT: &str = "timeout 60 sh -c 'echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 60'";

@@ -7,8 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 
-use rustix::io::Errno;
-use rustix::process::{Pid, getpid, test_kill_process};
+use rustix::process::{Pid, getpid};
 
 /// A process, by its line of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +22,10 @@ pub struct Process {
     pub group: i32,
     /// 0 where its leader is outside of the namespace, as in some containers.
     session: i32,
+    /// How many are left. The state is that of the first one, which may have ended.
+    threads: u32,
+    /// When it was started.
+    started: String,
 }
 
 impl fmt::Display for Process {
@@ -31,8 +34,9 @@ impl fmt::Display for Process {
     }
 }
 
-/// The processes of this session that descend from this one and have not ended.
-pub fn living() -> io::Result<Vec<Process>> {
+/// The processes of this session that descend from this one and have not ended. A shell that
+/// became this process may have started others before: those do not count.
+pub fn living(before: &[Process]) -> io::Result<Vec<Process>> {
     let own = getpid().as_raw_nonzero().get();
     let listed = std::fs::read_link("/proc/self")?;
     let process = Process::read(own).filter(|_| listed.to_str() == Some(&own.to_string()));
@@ -40,21 +44,16 @@ pub fn living() -> io::Result<Vec<Process>> {
     let session = process.ok_or_else(other)?.session;
     let entries = std::fs::read_dir("/proc")?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    Ok(living_among(pids.filter_map(Process::read), own, session))
+    let all = pids
+        .filter_map(Process::read)
+        .filter(|it| !it.is_among(before));
+    Ok(living_among(all, own, session))
 }
 
 /// The process group of this one, if it has a number in this namespace.
 pub fn own_group() -> Option<Pid> {
     let own = Process::read(getpid().as_raw_nonzero().get())?;
     Pid::from_raw(own.group)
-}
-
-/// Those that may not be signalled, since they run as another user.
-pub fn out_of_reach() -> Vec<Process> {
-    let answer = |process: &Process| Some(test_kill_process(Pid::from_raw(process.pid)?));
-    let is_out = |process: &Process| answer(process) == Some(Err(Errno::PERM));
-    let living = living().unwrap_or_default();
-    living.into_iter().filter(is_out).collect()
 }
 
 fn living_among(all: impl Iterator<Item = Process>, ancestor: i32, session: i32) -> Vec<Process> {
@@ -66,7 +65,8 @@ fn living_among(all: impl Iterator<Item = Process>, ancestor: i32, session: i32)
     while let Some(parent) = parents.pop() {
         for process in children.remove(&parent).unwrap_or_default() {
             parents.push(process.pid);
-            if process.session == session && !matches!(process.state, 'Z' | 'X') {
+            let has_ended = matches!(process.state, 'Z' | 'X') && process.threads < 2;
+            if process.session == session && !has_ended {
                 found.push(process);
             }
         }
@@ -85,17 +85,23 @@ impl Process {
         // The name may have any characters in it.
         let (head, fields) = line.rsplit_once(") ")?;
         let (pid, name) = head.split_once(" (")?;
-        let mut fields = fields.split(' ');
-        let state = fields.next()?.chars().next()?;
-        let mut number = || fields.next()?.parse().ok();
+        let fields: Vec<_> = fields.split(' ').collect();
+        let number = |nth: usize| fields.get(nth)?.parse().ok();
         Some(Self {
             pid: pid.parse().ok()?,
             name: name.into(),
-            state,
-            parent: number()?,
-            group: number()?,
-            session: number()?,
+            state: fields.first()?.chars().next()?,
+            parent: number(1)?,
+            group: number(2)?,
+            session: number(3)?,
+            threads: fields.get(17)?.parse().ok()?,
+            started: (*fields.get(19)?).into(),
         })
+    }
+
+    fn is_among(&self, others: &[Self]) -> bool {
+        let is_it = |other: &Self| (other.pid, &other.started) == (self.pid, &self.started);
+        others.iter().any(is_it)
     }
 }
 
@@ -105,23 +111,28 @@ mod tests {
 
     #[test]
     fn those_of_a_session_that_descend_from_a_process_are_found() {
+        // Up to the session, then the threads.
         let lines = [
-            "10 (lockctl) S 1 10 5 0 -1",
-            "11 (a) R (b) S 10 11 5 0 -1",
-            "12 (timeout) S 11 12 5 0 -1",
-            "13 (ended) Z 11 11 5 0 -1",
+            ("10 (lockctl) S 1 10 5", 1),
+            ("11 (a) R (b) S 10 11 5", 1),
+            ("12 (timeout) S 11 12 5", 1),
+            ("13 (ended) Z 11 11 5", 1),
             // A daemon, and what it has started.
-            "14 (daemon) S 11 14 14 0 -1",
-            "15 (work) S 14 14 14 0 -1",
-            "16 (another) S 1 16 5 0 -1",
-            "",
+            ("14 (daemon) S 11 14 14", 1),
+            ("15 (work) S 14 14 14", 1),
+            ("16 (another) S 1 16 5", 1),
+            ("17 (thread) Z 11 11 5", 2),
         ];
-        let stats = lines.iter().filter_map(|line| Process::parse(line));
+        let stats = lines.iter().filter_map(|(line, threads)| {
+            let between = "0 -1 4194304 0 0 0 0 0 0 0 0 20 0";
+            Process::parse(&format!("{line} {between} {threads} 0 4711 0"))
+        });
         let found = living_among(stats, 10, 5);
         let found: Vec<_> = found
             .iter()
             .map(|it| (it.name.as_str(), it.group))
             .collect();
-        assert_eq!(found, [("a) R (b", 11), ("timeout", 12)]);
+        assert_eq!(found, [("a) R (b", 11), ("timeout", 12), ("thread", 11)]);
+        assert_eq!(Process::parse(""), None);
     }
 }

@@ -10,12 +10,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
-    set_child_subreaper, set_parent_process_death_signal, test_kill_process_group, wait,
+    set_child_subreaper, set_parent_process_death_signal, test_kill_process,
+    test_kill_process_group, wait,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-use super::members::{Process, living, out_of_reach};
+use super::members::{Process, living};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::signals::is_to_end;
@@ -47,6 +48,8 @@ pub struct ProcessGroup {
     has_ended: bool,
     /// Whether nobody was left in it after that.
     is_forgotten: bool,
+    /// What was there already.
+    before: Vec<Process>,
     /// What comes when a child has changed.
     child_signals: tokio::signal::unix::Signal,
 }
@@ -55,7 +58,8 @@ impl ProcessGroup {
     /// Starts the command.
     pub fn spawn(command: &mut Command) -> Result<Self, Failure> {
         // Where it can't be seen what the command has started, that can't be ended.
-        living().map_err(|error| Failure::file("SYSTEM", Path::new("/proc"), &error))?;
+        let before = living(&[]);
+        let before = before.map_err(|error| Failure::file("SYSTEM", Path::new("/proc"), &error))?;
         // Those whose parent has ended go when they have ended, even where the first process
         // does not see to it, as in many containers.
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
@@ -70,6 +74,7 @@ impl ProcessGroup {
             leader: Pid::from_child(&child),
             has_ended: false,
             is_forgotten: false,
+            before,
             child_signals,
         })
     }
@@ -123,9 +128,21 @@ impl ProcessGroup {
         answer
     }
 
+    fn living(&self) -> io::Result<Vec<Process>> {
+        living(&self.before)
+    }
+
+    /// Those that may not be signalled, since they run as another user.
+    pub fn out_of_reach(&self) -> Vec<Process> {
+        let answer = |process: &Process| Some(test_kill_process(Pid::from_raw(process.pid)?));
+        let is_out = |process: &Process| answer(process) == Some(Err(Errno::PERM));
+        let living = self.living().unwrap_or_default();
+        living.into_iter().filter(is_out).collect()
+    }
+
     /// Sends a signal to the group, and to what was started in another one, as `timeout` does.
     fn signal_all(&self, signal: Signal) {
-        let living = living().unwrap_or_default();
+        let living = self.living().unwrap_or_default();
         let is_in = |process: &&Process| process.group == self.leader.as_raw_nonzero().get();
         if !self.has_ended || living.iter().any(|process| is_in(&process)) {
             self.signal(signal);
@@ -149,7 +166,7 @@ impl ProcessGroup {
             true => Signal::KILL,
             false => Signal::TERM,
         });
-        let unreached = out_of_reach();
+        let unreached = self.out_of_reach();
         if !unreached.is_empty() {
             tell(&unreached);
         }
@@ -159,7 +176,7 @@ impl ProcessGroup {
         self.signal_all(Signal::KILL);
         let mut patience = KILLED_WITHIN;
         while timeout(patience, self.gone()).await.is_err() {
-            tell(&out_of_reach());
+            tell(&self.out_of_reach());
             // For those that have come since, or that can be killed by now.
             self.signal_all(Signal::KILL);
             patience *= 2;
@@ -182,7 +199,7 @@ impl ProcessGroup {
         let answer = self.test();
         // Another user's may be hidden. One that has ended is no reason to wait, though its
         // parent may never see it.
-        let is_empty = living().is_ok_and(|living| living.is_empty());
+        let is_empty = self.living().is_ok_and(|living| living.is_empty());
         // Who has ended meanwhile may have left a child that the look did not see.
         is_empty && answer != Err(Errno::PERM) && (self.reap().is_none() || self.is_gone())
     }
