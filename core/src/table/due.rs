@@ -123,12 +123,8 @@ impl LockTable {
         let time_outs = time_outs.map(|(at_ms, _)| at_ms - now.steady_ms + now.ms());
         let unclaimed = self.unclaimed.values().next().copied();
         let rechecks = self.queues.next_recheck_ms();
-        let all = [
-            rechecks,
-            self.sessions.next_renewal_ms(),
-            time_outs,
-            unclaimed,
-        ];
+        let renewals = self.sessions.next_renewal_ms();
+        let all = [rechecks, renewals, time_outs, unclaimed];
         all.into_iter().flatten().min()
     }
 

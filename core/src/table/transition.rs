@@ -175,9 +175,8 @@ impl Transition<'_> {
         let regular_ms = self.table.regular_recheck_ms(self.now.ms());
         // The server takes a key for expired one millisecond after its time.
         let lease_end_ms = self.lock.next_lease_end_ms();
-        let mut at_ms = lease_end_ms.map_or(regular_ms, |end_ms| {
-            regular_ms.min(end_ms.saturating_add(1))
-        });
+        let over_ms = lease_end_ms.map(|end_ms| end_ms.saturating_add(1));
+        let mut at_ms = over_ms.map_or(regular_ms, |over_ms| over_ms.min(regular_ms));
         if let Some(slow_ms) = self.log_slow_waits() {
             at_ms = at_ms.min(slow_ms);
         }
@@ -204,19 +203,15 @@ impl Transition<'_> {
                 return Some(self.now.ms());
             }
             let (id, owner) = (waiter.id, waiter.request.owner.clone());
-            let holders = self.lock.holders();
-            let named = holders.iter().take(LOG_LINES_A_STEP);
+            let holders = self.lock.holders().iter().map(|holder| &holder.owner);
+            let named = holders.clone().take(LOG_LINES_A_STEP);
+            let client_of = |owner| self.table.bound_client(self.key, owner);
             let line = LogLine::SlowWait {
                 owner,
                 client: waiter.wait.client,
                 waited_ms,
                 others: holders.len() - named.len(),
-                holders: named
-                    .map(|holder| {
-                        let client = self.table.bound_client(self.key, &holder.owner);
-                        (holder.owner.clone(), client)
-                    })
-                    .collect(),
+                holders: named.map(|it| (it.clone(), client_of(it))).collect(),
             };
             self.step.log.push(line);
             self.table.queues.note_slow(self.key, id);
