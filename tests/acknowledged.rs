@@ -24,9 +24,8 @@ fn check(lines: &str) {
 fn await_all_acknowledged(observer: &mut Client) {
     eventually("all is acknowledged", || {
         let info = observer.bulk("INFO replication");
-        let written = info
-            .lines()
-            .find_map(|line| line.strip_prefix("master_repl_offset:"));
+        let mut lines = info.lines();
+        let written = lines.find_map(|line| line.strip_prefix("master_repl_offset:"));
         written.is_some_and(|written| info.contains(&format!(",offset={written},")))
     });
 }

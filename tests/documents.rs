@@ -422,9 +422,8 @@ fn the_settings_and_their_defaults_are_those_of_the_server() {
 /// The settings in the configuration that a package brings, commented out.
 fn packaged_settings() -> BTreeMap<String, String> {
     let configuration = read("packaging/lock.conf");
-    let lines = configuration
-        .lines()
-        .filter_map(|line| line.strip_prefix("# lock."));
+    let lines = configuration.lines();
+    let lines = lines.filter_map(|line| line.strip_prefix("# lock."));
     let settings = lines.filter_map(|line| line.split_once(' '));
     settings
         .map(|(name, value)| (format!("lock.{name}"), value.into()))

@@ -98,9 +98,8 @@ fn some_leave_and_others_are_served(server: &Server, count: usize, seed: u64) {
         .lines()
         .filter(|line| line.contains(" cmd=lock.acquire ") && line.contains(" flags=b "));
     let id_of = |line: &str| -> u64 {
-        let id = line
-            .split_whitespace()
-            .find_map(|field| field.strip_prefix("id="));
+        let mut fields = line.split_whitespace();
+        let id = fields.find_map(|field| field.strip_prefix("id="));
         id.unwrap().parse().unwrap()
     };
     let mut ids: Vec<u64> = ids.map(id_of).collect();

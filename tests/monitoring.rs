@@ -185,11 +185,8 @@ fn prometheus(exporter: &Program) -> Program {
         fs::copy(shipped("alerts.yml"), dir.join("alerts.yml")).unwrap();
         let words = documented("prometheus", dir);
         let data = dir.join("data").display().to_string();
-        command.args(
-            words
-                .iter()
-                .map(|word| word.replace("/tmp/prometheus", &data)),
-        );
+        let words = words.iter();
+        command.args(words.map(|word| word.replace("/tmp/prometheus", &data)));
         command.arg(format!("--web.listen-address={addr}"));
     })
 }
@@ -206,10 +203,8 @@ fn query(prometheus: &Program, query: &str) -> Vec<Json> {
 
 /// The queries of the dashboard, as Grafana sends them where all servers are chosen.
 fn queries(dashboard: &Json) -> Vec<String> {
-    let panels = dashboard["panels"].as_array().unwrap();
-    let targets = panels
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().unwrap());
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
     targets
         .map(|target| {
             let query = target["expr"].as_str().unwrap();
@@ -294,10 +289,8 @@ fn the_alerts_pass_their_own_tests_and_name_what_there_is() {
     for key in keys {
         assert!(there.contains(key), "{key}");
     }
-    let alerts = alerts
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "));
-    for alert in alerts {
+    let alerts = alerts.lines();
+    for alert in alerts.filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         let fires = format!("- alertname: {alert}\n");
         assert!(tested.contains(&fires), "no test in which {alert} fires");
     }

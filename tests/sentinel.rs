@@ -120,12 +120,8 @@ impl World {
 /// and each belongs to one holding. A lock whose release was lost with the old
 /// primary has one holding from there, whose owner re-enters it.
 fn check_tokens(grants: &[Grant], old: SocketAddr, fresh: i64) {
-    let newest_before = grants
-        .iter()
-        .filter(|grant| grant.server == old)
-        .map(|grant| grant.token)
-        .max()
-        .unwrap();
+    let before = grants.iter().filter(|grant| grant.server == old);
+    let newest_before = before.map(|grant| grant.token).max().unwrap();
     assert!(fresh > newest_before, "{fresh} after {newest_before}");
     let mut holding_of = HashMap::new();
     let mut carried_over = HashMap::new();

@@ -658,10 +658,8 @@ impl CoreSide {
 
     /// Publishes the end of a place. Returns whether anybody listens.
     fn publish(&mut self, place: &Place, answer: &Answer) -> bool {
-        let channel = CHANNELS
-            .iter()
-            .find(|name| name.as_bytes() == &*place.channel);
-        let channel = *channel.unwrap();
+        let is_it = |name: &&&str| name.as_bytes() == &*place.channel;
+        let channel = *CHANNELS.iter().find(is_it).unwrap();
         if !self.heard.contains(channel) {
             return false;
         }

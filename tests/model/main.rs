@@ -468,10 +468,8 @@ impl Run {
             self.count(within, reply.kind());
             expected.push(reply);
         }
-        let sentences: Vec<String> = commands
-            .iter()
-            .map(|command| sentence(&command.words()))
-            .collect();
+        let sentences = commands.iter().map(|it| sentence(&it.words()));
+        let sentences: Vec<String> = sentences.collect();
         self.note(format!(
             "{}: client {client} in {db}: {within}: {}",
             self.step,

@@ -121,10 +121,8 @@ pub fn info(lock: &LockView, peers: &[Peer], now: Now) -> Value {
 
 /// Names and values in turn.
 pub fn map<const N: usize>(fields: [(&str, Value); N]) -> Value {
-    let flat = fields
-        .into_iter()
-        .flat_map(|(name, value)| [text(name), value]);
-    Value::Array(flat.collect())
+    let pairs = fields.map(|(name, value)| [text(name), value]);
+    Value::Array(pairs.into_iter().flatten().collect())
 }
 
 pub fn number<N: TryInto<i64>>(number: N) -> Value {
