@@ -152,6 +152,15 @@ impl Sessions {
         self.bindings.get(hold)
     }
 
+    /// What binds the holds of a lock.
+    pub fn of_lock(&self, key: KeyRef<'_>) -> impl Iterator<Item = (&HoldId, &Binding)> {
+        let first = self.hold(key, &Owner::default()).into_iter();
+        first.flat_map(|first| {
+            let from_first = self.bindings.range(first.clone()..);
+            from_first.take_while(move |(hold, _)| hold.key == first.key)
+        })
+    }
+
     /// Some holds that are bound to this client.
     pub fn any_of(&self, client: ClientId) -> Option<&HoldId> {
         #[cfg(feature = "planted-faults")]

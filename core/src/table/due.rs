@@ -88,8 +88,7 @@ impl Transition<'_> {
             self.table.sessions.unbind(key, owner);
             return;
         }
-        let effects = &mut self.step.effects;
-        let token = binding.token;
+        let (effects, token) = (&mut self.step.effects, binding.token);
         // The setting may have changed since the last renewal.
         let lease = binding.lease.min(self.table.settings.max_lease);
         let kept = self.lock.keep(owner, token, lease, now, effects);

@@ -152,17 +152,19 @@ impl Transition<'_> {
         if held == 0 {
             self.step.events.push(LockEvent::Acquired);
         }
-        let (owner, now_ms) = (&request.owner, self.now.ms());
-        let sessions = &mut self.table.sessions;
-        if let Some(client) = request.session
-            && let Some(old) = sessions.binding_of(self.key, owner)
-            && old.token != token
-        {
-            if old.is_claimed && old.kept_until_ms <= now_ms {
+        let (owner, sessions) = (&request.owner, &mut self.table.sessions);
+        for (hold, old) in sessions.of_lock(self.key) {
+            let holder = || self.lock.holder(&hold.owner)?.token;
+            let is_over = old.is_claimed && old.kept_until_ms <= self.now.ms();
+            if is_over && holder() != Some(old.token) {
                 // Its lease ended before anybody noticed.
-                let clients = old.clients.into_iter().filter(|other| *other != client);
-                self.table.to_close.extend(clients);
+                let clients = old.clients.iter();
+                let others = clients.filter(|it| Some(**it) != request.session);
+                self.table.to_close.extend(others);
             }
+        }
+        let old = sessions.binding_of(self.key, owner);
+        if request.session.is_some() && old.is_some_and(|old| old.token != token) {
             sessions.unbind(self.key, owner);
         }
         self.lease_counts(owner, token, None);

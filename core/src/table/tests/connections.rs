@@ -30,9 +30,7 @@ fn a_session_ends_with_its_connection_before_the_next_command() {
 #[test]
 fn a_session_that_ended_passes_the_lock_on_without_a_command() {
     let mut server = Server::new();
-    for key in [K, L, M] {
-        server.take(key, ask("a").session());
-    }
+    let _ = [K, L, M].map(|key| server.take(key, ask("a").session()));
     let waiters = [K, L, M].map(|key| server.wait(key, ask("b")));
     end(&mut server, client("a"));
     server.run();
@@ -61,8 +59,9 @@ fn a_session_ends_while_its_owner_waits_elsewhere() {
 fn a_binding_moves_from_a_connection_whose_hold_stands() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
-    let end_ms = START_MS + 2 * LEASE_MS;
-    server.write(K, |value| value.expires_at_ms = Some(end_ms));
+    server.write(K, |value| {
+        value.expires_at_ms = Some(START_MS + 2 * LEASE_MS)
+    });
     // Nothing was kept up, and yet the hold has never been over.
     server.sleep(LEASE_MS + 1);
     server.take(K, ask("a").session().by(2));
@@ -71,14 +70,18 @@ fn a_binding_moves_from_a_connection_whose_hold_stands() {
 }
 
 #[test]
-fn a_connection_whose_lease_ended_unnoticed_is_closed_when_another_binds_its_owner() {
-    for (by, closed) in [(client("a"), vec![]), (ClientId(2), vec![client("a")])] {
+fn a_connection_whose_lease_ended_unnoticed_is_closed_when_another_is_granted_its_lock() {
+    for (next, closed, bound) in [
+        (ask("a").session(), vec![], client("a")),
+        (ask("a").session().by(2), vec![client("a")], ClientId(2)),
+        (ask("b"), vec![client("a")], client("a")),
+    ] {
         let mut server = Server::new();
         server.take(K, ask("a").session().lease(300));
         server.sleep(301);
-        server.take(K, ask("a").session().by(by.0));
+        server.take(K, next);
         assert_eq!(server.table.take_clients_to_close(64), closed);
-        assert_eq!(server.table.bound_client(K, &owner("a")), Some(by));
+        assert_eq!(server.table.bound_client(K, &owner("a")), Some(bound));
     }
 }
 
