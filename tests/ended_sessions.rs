@@ -249,6 +249,20 @@ fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
     );
 }
 
+/// The server has stood still, and closes a connection whose session it could not keep up. In
+/// the same turn its client is handed another lock, and hears no more of it.
+#[test]
+fn who_is_closed_for_a_lost_session_keeps_no_other_lock() {
+    Play::start().run(
+        "h > LOCK.ACQUIRE k h LONG -> token
+        s > LOCK.ACQUIRE l s LEASE 300 SESSION -> token
+        s > LOCK.ACQUIRE k s BLOCKED -> ..
+        next > LOCK.ACQUIRE k next BLOCKED -> ..
+        o >> PEXPIRE k 1 | DEBUG SLEEP 0.4 -> 1 | OK
+        next < token",
+    );
+}
+
 #[test]
 fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
     let mut play = Play::start();

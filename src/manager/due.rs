@@ -88,6 +88,8 @@ fn tell_all(ctx: &Context, take: impl Fn(&mut LockTable) -> Vec<(Addressee, Answ
 fn close_clients(ctx: &Context) {
     for client in TABLE.with_borrow_mut(|table| table.take_clients_to_close(WORK_A_WAKE)) {
         clients::close(ctx, client);
+        // The server tells of the end later, and drops what the client is told meanwhile.
+        TABLE.with_borrow_mut(|table| table.connection_ended(client));
     }
 }
 
