@@ -157,10 +157,8 @@ impl Attempt {
             return Err(Error::Lost(Lost::Disconnected));
         }
         let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
-        let answer = request
-            .road
-            .ask(&self.shared, &request.key, command, channel)
-            .await;
+        let (road, key) = (&request.road, &request.key);
+        let answer = road.ask(&self.shared, key, command, channel).await;
         if let Err(error) = &answer {
             self.is_in_doubt = was_in_doubt || error.leaves_doubt();
         }
@@ -400,10 +398,8 @@ impl Attempt {
             if let Some(kill) = kill {
                 let _ = shared.ask(&request.key, &kill).await;
             }
-            let until = Moment::now() + lasts;
-            let _ = shared
-                .release(&request.road, &request.key, &release, until)
-                .await;
+            let (road, until) = (&request.road, Moment::now() + lasts);
+            let _ = shared.release(road, &request.key, &release, until).await;
         });
     }
 }

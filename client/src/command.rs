@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Value, cmd};
+use redis::{Arg, Cmd, Value, cmd};
 
 use crate::clock::whole_ms;
 use crate::error::Error;
@@ -32,11 +32,8 @@ pub enum Mode {
 /// send again.
 pub(crate) fn acquire(key: &[u8], owner: &[u8], lease: Duration, mode: Mode, nth: u64) -> Cmd {
     let mut acquire = cmd("LOCK.ACQUIRE");
-    acquire
-        .arg(key)
-        .arg(owner)
-        .arg("LEASE")
-        .arg(whole_ms(lease));
+    acquire.arg(key).arg(owner);
+    acquire.arg("LEASE").arg(whole_ms(lease));
     match mode {
         Mode::Exclusive => {}
         Mode::Shared => _ = acquire.arg("SHARED"),
@@ -107,7 +104,7 @@ pub(crate) fn guard(key: &[u8], token: u64, command: &Cmd) -> Cmd {
     let mut guard = cmd("LOCK.GUARD");
     guard.arg(key).arg(token);
     for arg in command.args_iter() {
-        if let redis::Arg::Simple(bytes) = arg {
+        if let Arg::Simple(bytes) = arg {
             guard.arg(bytes);
         }
     }
@@ -118,10 +115,7 @@ pub(crate) fn guard(key: &[u8], token: u64, command: &Cmd) -> Cmd {
 /// more then. A guarded command may, and a break takes the lock from the next one.
 pub(crate) fn is_repeatable(command: &Cmd) -> bool {
     let name = command.args_iter().next();
-    !matches!(
-        name,
-        Some(redis::Arg::Simple(b"LOCK.GUARD" | b"LOCK.BREAK"))
-    )
+    !matches!(name, Some(Arg::Simple(b"LOCK.GUARD" | b"LOCK.BREAK")))
 }
 
 /// A token, 0 for a place, or none: the reply of `LOCK.ACQUIRE`.

@@ -60,8 +60,7 @@ impl Job {
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Job")
-            .field(&String::from_utf8_lossy(self.owner()))
-            .finish()
+        let owner = String::from_utf8_lossy(self.owner());
+        f.debug_tuple("Job").field(&owner).finish()
     }
 }

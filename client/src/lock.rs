@@ -184,10 +184,8 @@ impl Lock {
     /// # Errors
     /// What the server refused, or that it does not answer.
     pub async fn info(&self) -> Result<LockInfo, Error> {
-        let answer = self
-            .shared
-            .ask(&self.key, &command::info(&self.key))
-            .await?;
+        let command = command::info(&self.key);
+        let answer = self.shared.ask(&self.key, &command).await?;
         LockInfo::read(self.key.clone(), answer.value)
     }
 

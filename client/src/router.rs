@@ -335,13 +335,7 @@ impl Router {
     /// their replies by it still get them.
     fn retire(&self, link: &Arc<Link>) {
         for node in locked(&self.nodes).values() {
-            let mut current = locked(&node.current);
-            if current
-                .as_ref()
-                .is_some_and(|current| Arc::ptr_eq(current, link))
-            {
-                *current = None;
-            }
+            locked(&node.current).take_if(|current| Arc::ptr_eq(current, link));
         }
     }
 
