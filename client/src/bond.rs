@@ -82,6 +82,8 @@ impl Bond {
             }
             // A connection that can't be opened does not end the others.
             let connection = Arc::new(opening.open(&address, &bond.closed).await?);
+            // It may have been closed meanwhile.
+            bond.open_connection(&address)?;
             bond.connections().insert(address, Arc::clone(&connection));
             Ok(connection)
         };

@@ -104,8 +104,10 @@ pub(crate) fn guard(key: &[u8], token: u64, command: &Cmd) -> Cmd {
     let mut guard = cmd("LOCK.GUARD");
     guard.arg(key).arg(token);
     for arg in command.args_iter() {
-        if let Arg::Simple(bytes) = arg {
-            guard.arg(bytes);
+        match arg {
+            Arg::Simple(bytes) => _ = guard.arg(bytes),
+            // The first cursor of a scan.
+            _ => _ = guard.arg(0),
         }
     }
     guard

@@ -134,6 +134,8 @@ impl Hold {
     /// Notes that it is over. Returns why it was over before, if it was.
     pub(crate) fn end(&self, why: Lost) -> Option<Lost> {
         let why = self.left().err().unwrap_or(why);
+        // What the job asks for next comes after what is given back.
+        let releasing = self.job.as_ref().map(Releasing::of);
         let mut before = None;
         self.lost.send_if_modified(|lost| {
             before = *lost;
@@ -143,7 +145,7 @@ impl Hold {
         match before {
             None if why == Lost::Released => None,
             None if matches!(why, Lost::Expired | Lost::Disconnected) => {
-                self.give_back();
+                self.give_back(releasing);
                 Some(why)
             }
             before => before.or(Some(why)),
@@ -152,13 +154,14 @@ impl Hold {
 
     /// Ends what the server may still have of a hold that is lost here: a renewal that
     /// got no answer may come late.
-    fn give_back(&self) {
+    fn give_back(&self, releasing: Option<Releasing>) {
         if self.shared.check_process().is_err() {
             return;
         }
         let (shared, request) = (Arc::clone(&self.shared), Arc::clone(&self.request));
         let (token, job) = (self.token, self.job.clone());
         self.shared.settle(async move {
+            let _releasing = releasing;
             let _turn = match &job {
                 Some(job) => Some(job.turn_to_release(&request.key).await),
                 None => None,
@@ -180,13 +183,16 @@ impl Hold {
         Ok(())
     }
 
-    /// Has renewals ask for at least this lease from now on, and returns if it is longer. It
-    /// comes before an acquire with it is sent: a shorter renewal after that would cut it off.
-    pub(crate) fn ask_for(&self, lease: Duration) -> bool {
-        let mut state = self.state();
-        let is_longer = lease > state.lease;
-        state.lease = state.lease.max(lease);
-        is_longer
+    /// Has renewals ask for at least this lease from now on, and returns what they did ask for.
+    /// It comes before an acquire with it is sent: a shorter renewal would cut that off.
+    pub(crate) fn ask_for(&self, lease: Duration) -> Duration {
+        let longest = lease.max(self.state().lease);
+        std::mem::replace(&mut self.state().lease, longest)
+    }
+
+    /// Has renewals ask for this lease again, as the server has refused a longer one.
+    pub(crate) fn ask_again_for(&self, lease: Duration) {
+        self.state().lease = lease;
     }
 
     /// Another guard of the same job, whose acquire was sent then.

@@ -17,7 +17,8 @@ const NAME_BYTES_MAX: usize = 960;
 /// Within a job a lock can be taken again while it is held; it is free once as many
 /// guards are released. That jobs wait for each other in a circle is found by the server:
 /// [`Error::Deadlock`]. A job sends one request at a time, so it is not for tasks that
-/// run side by side: an acquire that waits holds up all others of the job.
+/// run side by side: an acquire that waits holds up all others of the job. It remembers the
+/// names of its locks, so it is not for all work of a service either.
 #[derive(Clone)]
 pub struct Job {
     shared: Arc<Shared>,

@@ -66,8 +66,8 @@ impl Lock {
         self
     }
 
-    /// Whether the lease is renewed by itself, every third of it. If not, the hold ends
-    /// one lease after it was granted or last renewed by [`LockGuard::renew`].
+    /// Whether the lease is renewed by itself, every third of it. If not, the hold ends just
+    /// before one lease has passed since it was granted or last renewed by [`LockGuard::renew`].
     pub fn renew(mut self, renew: bool) -> Self {
         self.renewals = (!renew).then_some(0);
         self
@@ -255,7 +255,8 @@ impl Lock {
         let (held, is_first) = job.look_up(&self.key);
         let nth = held.as_ref().map_or(1, |hold| hold.guards() + 1);
         let request = self.request(job.owner.clone(), nth, is_first)?;
-        let is_longer = held.as_ref().is_some_and(|hold| hold.ask_for(self.lease));
+        let before = held.as_ref().map(|hold| hold.ask_for(self.lease));
+        let before = before.unwrap_or(self.lease);
         let mut attempt = Attempt::new(&self.shared, request, Some(turn));
         let mut taken = attempt.take(wait).await;
         // In a grace period nothing is granted, and the hold stands all the same.
@@ -277,7 +278,7 @@ impl Lock {
                 let entered = hold.re_enter(grant.since, self.lease);
                 // If this is dropped, so is the guard, which is released then.
                 let guard = entered.map(|()| LockGuard::new(hold));
-                if let (Ok(guard), true) = (&guard, is_longer) {
+                if let (Ok(guard), true) = (&guard, before < self.lease) {
                     let _ = guard.renew().await;
                 }
                 guard.map(Some).map_err(Error::Lost)
@@ -289,7 +290,12 @@ impl Lock {
                     hold.end(Lost::Refused).unwrap_or(Lost::Refused),
                 ))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if !error.leaves_doubt() {
+                    hold.ask_again_for(before);
+                }
+                Err(error)
+            }
         }
     }
 

@@ -14,7 +14,8 @@ use crate::shared::{Road, Shared};
 /// A session is for locks whose holder may die, so that the next one need not wait for
 /// the end of a lease. When its connection is closed, by whoever it is, all its holds are
 /// lost, which [`lost`](Self::lost) and each guard's `lost` tell: a session never connects
-/// again by itself. Dropping it closes it.
+/// again by itself. Dropping it closes it. It gives a server up that is silent for the
+/// client's default lease, and so long its requests may take.
 #[must_use = "the session's locks end when it is dropped"]
 pub struct Session {
     shared: Arc<Shared>,

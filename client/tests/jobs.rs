@@ -111,6 +111,31 @@ async fn a_hold_that_is_lost_is_followed_by_a_new_one() {
     assert_nothing_left(&server, &client).await;
 }
 
+#[tokio::test]
+async fn what_a_lost_hold_leaves_is_given_back_before_the_next_one() {
+    let (server, client) = start().await;
+    for nth in 0..15 {
+        let lock = client.job().lock(format!("lock {nth}"));
+        let lock = lock.lease(Duration::from_millis(150)).renew(false);
+        let guards = [lock.acquire().await.unwrap(), lock.acquire().await.unwrap()];
+        assert_eq!(guards[0].lost().await, Lost::Expired);
+        let next = soon("a new hold", lock.acquire()).await;
+        assert!(!matches!(next, Err(Error::HoldCount(_))), "{next:?}");
+    }
+    assert_nothing_left(&server, &client).await;
+}
+
+#[tokio::test]
+async fn a_longer_lease_that_is_refused_leaves_the_hold_as_it_was() {
+    let (server, client) = start().await;
+    server.client().call("CONFIG SET lock.max-lease 30000");
+    let lock = client.job().lock("lock");
+    let guard = lock.acquire().await.unwrap();
+    let longer = lock.lease(Duration::from_secs(31)).acquire().await;
+    assert_eq!(longer.unwrap_err().code(), "ERR");
+    guard.renew().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_count_no_hold_twice() {
     for seed in SEEDS {

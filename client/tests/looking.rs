@@ -84,6 +84,10 @@ async fn a_guarded_command_runs_only_while_its_hold_lasts() {
         let guard = lock.acquire().await.unwrap();
         let counted: i64 = guard.guarded(&incr("counter")).await.unwrap();
         assert_eq!(counted, count);
+        let mut scan = redis::cmd("HSCAN");
+        scan.arg("lock").cursor_arg(0).arg("COUNT").arg(9);
+        let (next, _): (u64, Vec<Vec<u8>>) = guard.guarded(&scan).await.unwrap();
+        assert_eq!(next, 0);
         // A command's own error keeps its code.
         let error = guard.guarded::<i64>(&incr("lock")).await.unwrap_err();
         assert_eq!(error.code(), "WRONGTYPE", "{error:?}");
