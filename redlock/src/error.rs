@@ -49,13 +49,11 @@ impl Error {
         let lasting = errors.iter().filter(|error| !error.is_retryable());
         let passes = lasting.count() < servers.div_ceil(2);
         let mut errors = errors.into_iter();
-        let last = errors
-            .find(|error| error.is_retryable() == passes)
-            .map(Box::new);
+        let last = errors.find(|error| error.is_retryable() == passes);
         Self::NoMajority {
             servers,
             failed,
-            last,
+            last: last.map(Box::new),
         }
     }
 }

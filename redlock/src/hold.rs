@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis_lock_client::{Error as ClientError, Lock, LockGuard as ClientGuard, Lost};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::Error;
@@ -81,10 +81,8 @@ impl Hold {
 
     fn failure(&self) -> Error {
         let parts = self.parts();
-        let open = parts
-            .iter()
-            .filter(|part| matches!(part, Part::Open))
-            .count();
+        let open = parts.iter().filter(|part| matches!(part, Part::Open));
+        let open = open.count();
         let errors = parts.iter().filter_map(|part| match part {
             Part::Failed(error) => Some(error.clone()),
             _ => None,
@@ -141,12 +139,13 @@ impl Hold {
             why => why,
         };
         let mut parts = self.parts();
-        let guards = parts
+        let parts = parts
             .iter_mut()
-            .filter_map(|part| match std::mem::replace(part, Part::No) {
-                Part::Held(guard) => Some(guard),
-                _ => None,
-            });
+            .map(|part| std::mem::replace(part, Part::No));
+        let guards = parts.filter_map(|part| match part {
+            Part::Held(guard) => Some(guard),
+            _ => None,
+        });
         let guards = guards.collect();
         let mut before = None;
         self.over.send_if_modified(|over| {
@@ -178,10 +177,14 @@ impl Hold {
     /// Gives it back everywhere.
     pub(crate) async fn release(&self) -> Result<(), Error> {
         let guards = self.end(Lost::Released).map_err(Error::Lost)?.into_iter();
-        let releases = guards.map(|guard| async move {
-            match Arc::into_inner(guard) {
-                Some(guard) => guard.release().await,
-                None => Ok(()),
+        let releases = guards.map(|mut guard| async move {
+            loop {
+                match Arc::try_unwrap(guard) {
+                    Ok(guard) => return guard.release().await,
+                    // A renewal that was given up has it for a moment yet.
+                    Err(shared) => guard = shared,
+                }
+                yield_now().await;
             }
         });
         // A part that was lost is as good as one that was given back.
