@@ -93,3 +93,21 @@ func TestWhoGivesUpLeavesTheOthersTheirSubscription(t *testing.T) {
 	}
 	until(t, "no place", func() bool { return s.places() == 0 })
 }
+
+func TestARequestThatComesAfterItsReleaseLeavesNothing(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks(Lease(time.Hour))
+	given, cancel := context.WithCancel(ctx)
+	var releases atomic.Int64
+	locks.client = sender{locks.client.(*redis.Client), func(args []any) {
+		if args[0] == "LOCK.ACQUIRE" {
+			cancel() // and it is sent all the same, over a connection that is closed
+		} else if releases.Add(1) == 2 {
+			s.Do(ctx, "LOCK.ACQUIRE", "l", args[2])
+			releases.Add(1)
+		}
+	}}
+	_, err := locks.Mutex("l").Lock(given)
+	mustBe(t, err, context.Canceled)
+	until(t, "it is given back once more", func() bool { return releases.Load() == 3 && s.isFree("l") })
+}

@@ -18,16 +18,11 @@ import (
 var ctx = context.Background()
 
 func connect() *redis.Client {
-	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
-	if err != nil {
-		panic(err)
-	}
-	return redis.NewClient(options)
+	return redis.NewClient(&redis.Options{Addr: os.Getenv("REDIS_ADDRESS")})
 }
 
 func Example() {
-	client := connect()
-	locks := redisnativelock.New(client)
+	locks := redisnativelock.New(connect())
 	h, err := locks.Mutex("orders:42").Lock(ctx)
 	if err != nil {
 		fmt.Println(err)

@@ -9,9 +9,6 @@ import (
 	"time"
 )
 
-// How long the end of a section waits for its release, which then goes on in the background.
-const releaseWithin = 500 * time.Millisecond
-
 // A Hold is a lock that is held. It may be used by many goroutines.
 type Hold struct {
 	*attempt

@@ -31,9 +31,8 @@ type Locks struct {
 	now       func() time.Duration
 	isChecked atomic.Bool
 
-	mu sync.Mutex
-	// Those to whom messages are for, by owner: who waits, and who waited and holds.
-	waits         map[string]chan message
+	mu            sync.Mutex
+	waits         map[string]chan message // To whom messages are for, by owner: who waits, and who waited and holds.
 	listeners     map[*redis.Client]*listener
 	subscriptions map[string]*subscription // By channel.
 }
@@ -65,8 +64,6 @@ func Shared() Option { return func(s *settings) { s.mode = []any{"SHARED"} } }
 
 // Limit lets so many hold the lock at once.
 func Limit(holders int) Option { return func(s *settings) { s.mode = []any{"LIMIT", holders} } }
-
-const forever = 100 * 365 * 24 * time.Hour
 
 // New makes locks on the server, or the cluster, of this client, which stays the caller's. There is one subscription to
 // each server, which ends when the client is closed. New panics if it is no [redis.Client] and no [redis.ClusterClient]:
@@ -175,6 +172,9 @@ func (m *Mutex) Locker() sync.Locker { return &locker{mutex: m} }
 
 func (l *locker) Lock() {
 	h, err := l.mutex.acquire(context.Background(), forever)
+	for errors.Is(err, ErrLost) { // It was answered when its lease was over.
+		h, err = l.mutex.acquire(context.Background(), forever)
+	}
 	if err != nil {
 		panic(err)
 	}

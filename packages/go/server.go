@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	replyWithin = 5 * time.Second
-	// After so long the server is asked whether a subscription still stands.
-	silence = 10 * time.Second
+	replyWithin   = 5 * time.Second
+	releaseWithin = 500 * time.Millisecond // How long a section waits for its release, which then goes on in the background.
+	silence       = 10 * time.Second       // After so long the server is asked whether a subscription still stands.
 )
 
 // ask returns in time, and when the context is over, as go-redis does not. That then goes on in a goroutine, without

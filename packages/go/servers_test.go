@@ -1,6 +1,7 @@
 package redisnativelock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,30 +18,19 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 var ctx = context.Background()
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	redis.SetLogger(silent{})
+	logging.Disable()
 	// The one of the examples.
 	s := launch(withModule())
-	os.Setenv("REDIS_URL", "redis://"+s.addr())
-	code := m.Run()
+	os.Setenv("REDIS_ADDRESS", s.addr())
+	m.Run()
 	s.kill()
-	os.Exit(code)
-}
-
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
-
-func fromEnvironment(name, otherwise string) string {
-	if value := os.Getenv(name); value != "" {
-		return value
-	}
-	return otherwise
 }
 
 // A server with the lock module, started here.
@@ -54,10 +44,7 @@ type server struct {
 }
 
 func withModule(options ...string) []string {
-	module, err := filepath.Abs(fromEnvironment("REDISLOCK_MODULE", "../../target/release/libredislock.so"))
-	if err != nil {
-		panic(err)
-	}
+	module, _ := filepath.Abs(cmp.Or(os.Getenv("REDISLOCK_MODULE"), "../../target/release/libredislock.so"))
 	return append(options, "--loadmodule", module)
 }
 
@@ -86,25 +73,23 @@ func launch(options []string) *server {
 
 // start returns false if it ends at once, or there is another at its port.
 func (s *server) start() bool {
-	s.process = exec.Command(fromEnvironment("REDISLOCK_SERVER", "redis-server"), s.command...)
-	ended := make(chan struct{})
+	s.process = exec.Command(cmp.Or(os.Getenv("REDISLOCK_SERVER"), "redis-server"), s.command...)
 	if err := s.process.Start(); err != nil {
 		panic(err)
 	}
-	s.ended, s.Client = ended, redis.NewClient(&redis.Options{Addr: s.addr(), MaxRetries: -1})
+	s.ended, s.Client = make(chan struct{}), redis.NewClient(&redis.Options{Addr: s.addr(), MaxRetries: -1})
 	go func() {
 		_ = s.process.Wait()
-		close(ended)
+		close(s.ended)
 	}()
 	for {
 		conn, err := net.Dial("tcp", s.addr())
 		if err == nil {
 			conn.Close()
-			info := s.Info(ctx, "server").Val()
-			return strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.process.Process.Pid))
+			return strings.Contains(s.Info(ctx, "server").Val(), fmt.Sprintf("process_id:%d\r", s.process.Process.Pid))
 		}
 		select {
-		case <-ended:
+		case <-s.ended:
 			return false
 		case <-time.After(5 * time.Millisecond):
 		}
@@ -130,23 +115,27 @@ func (s *server) newClient(name string) *redis.Client {
 	return client
 }
 
+// A sender is a client that does something before it sends a command of this package.
+type sender struct {
+	*redis.Client
+	before func(args []any)
+}
+
+func (s sender) Do(ctx context.Context, args ...any) *redis.Cmd {
+	s.before(args)
+	return s.Client.Do(ctx, args...)
+}
+
 func (s *server) count(section, field string) (number int) {
-	info, err := s.Info(ctx, section).Result()
-	if err == nil {
-		_, rest, _ := strings.Cut(info, field+":")
-		_, _ = fmt.Sscan(rest, &number)
-	}
+	_, rest, _ := strings.Cut(s.Info(ctx, section).Val(), field+":")
+	_, _ = fmt.Sscan(rest, &number)
 	return number
 }
 
 func (s *server) places() int { return s.count("lock", "lock_places") }
 
 func (s *server) lock(key string) map[any]any {
-	info, err := s.Do(ctx, "LOCK.INFO", key).Result()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return info.(map[any]any)
+	return must[any](s.t)(s.Do(ctx, "LOCK.INFO", key).Result()).(map[any]any)
 }
 
 func (s *server) isFree(key string) bool {
@@ -160,8 +149,7 @@ func (s *server) nothingIsLeft(locks *Locks, keys ...string) {
 	for _, key := range keys {
 		until(s.t, "free", func() bool { return s.isFree(key) })
 	}
-	until(s.t, "no place", func() bool { return s.places() == 0 })
-	until(s.t, "none blocked", func() bool { return s.count("clients", "blocked_clients") == 0 })
+	until(s.t, "none waits", func() bool { return s.places()+s.count("clients", "blocked_clients") == 0 })
 	locks.mu.Lock()
 	defer locks.mu.Unlock()
 	if len(locks.waits) != 0 {

@@ -13,13 +13,11 @@ import (
 )
 
 const (
-	// A place is asked for so long, again and again.
-	placeMax = 5 * time.Minute
-	// How often a place is asked for again while nothing is heard: a message may be lost.
-	askAgain = 10 * time.Second
-	blockMax = 24 * time.Hour
-	// However short the wait is, a free lock is taken.
-	tryAtLeast = 50 * time.Millisecond
+	forever    = 100 * 365 * 24 * time.Hour
+	placeMax   = 5 * time.Minute  // A place is asked for so long, again and again.
+	askAgain   = 10 * time.Second // How often a place is asked for again while nothing is heard: a message may be lost.
+	blockMax   = 24 * time.Hour
+	tryAtLeast = 50 * time.Millisecond // However short the wait is, a free lock is taken.
 )
 
 // An attempt is one to take a lock, under a name that never asked before.
@@ -27,17 +25,14 @@ type attempt struct {
 	lock
 	owner, channel string
 	began          time.Duration
-	told           chan message // What it hears.
-	// Whether the server may have a place or a hold for it.
-	inDoubt bool
-	// Is locked while a renewal is under way.
-	renewing sync.Mutex
-	// Is locked for reading by each command that is under way.
-	sending sync.RWMutex
-	lasts   time.Duration // How long the server may keep its place.
-	sends   sends
-	// The shortest lease of a renewal that may come yet.
-	unanswered time.Duration
+	told           chan message  // What it hears.
+	inDoubt        bool          // Whether the server may have a place or a hold for it.
+	isCutOff       bool          // Whether a request of it was not waited for to the end: it may come yet.
+	renewing       sync.Mutex    // Is locked while a renewal is under way.
+	sending        sync.RWMutex  // Is locked for reading by each command that is under way.
+	lasts          time.Duration // How long the server may keep its place.
+	sends          sends
+	unanswered     time.Duration // The shortest lease of a renewal that may come yet.
 	// The grant: its token, which is 0 before, and until when it is relied upon.
 	token      int64
 	validUntil time.Duration
@@ -124,7 +119,14 @@ func (a *attempt) leave(err error) {
 	a.locks.forget(a.owner)
 	// What there is after SUPERSEDED is another's of this name.
 	if a.inDoubt && !errors.Is(err, ErrSuperseded) {
-		go a.insist(func() []any { return a.command("RELEASE") })
+		go func() {
+			release := func() []any { return a.command("RELEASE") }
+			if _, err := a.insist(release); err == nil && a.isCutOff {
+				// What was sent over a connection that is closed may come after what is sent over another.
+				time.Sleep(time.Second)
+				_, _ = a.insist(release)
+			}
+		}()
 	}
 }
 
@@ -132,7 +134,8 @@ func (a *attempt) leave(err error) {
 func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within time.Duration, args []any) (int64, error) {
 	a.validUntil = validUntil(a.locks.now(), a.lease)
 	reply, err := a.do(ctx, client, within, args)
-	a.inDoubt = a.inDoubt || reply != 0 || err != nil && !isRefusal(err)
+	a.isCutOff = a.isCutOff || err != nil && !isRefusal(err)
+	a.inDoubt = a.inDoubt || a.isCutOff || reply != 0
 	return reply, err
 }
 
