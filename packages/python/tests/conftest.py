@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import random
-import select
 import shutil
 import socket
 import subprocess
@@ -45,22 +44,18 @@ def pytest_pyfunc_call(pyfuncitem):
     return True
 
 
-def until(what, timeout=20.0):
-    """Looks again and again until it is so."""
-    end = time.monotonic() + timeout
-    while not (result := what()):
-        assert time.monotonic() < end, f"it never came to {inspect.getsource(what).strip()}"
-        time.sleep(0.002)
-    return result
-
-
 async def soon(what, within=20.0):
-    """The same in asyncio."""
+    """Looks again and again until it is so."""
     end = time.monotonic() + within
     while not (result := what()):
         assert time.monotonic() < end, f"it never came to {inspect.getsource(what).strip()}"
         await asyncio.sleep(0.002)
     return result
+
+
+def until(what):
+    """The same where there is no event loop."""
+    return asyncio.run(soon(what))
 
 
 class Server:
@@ -195,31 +190,19 @@ class Proxy:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self.listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:
-                    client.close()
-                    continue
-                for one in (client, server):
+                ends = self.listener.accept()[0], socket.create_connection(("127.0.0.1", self.target))
+                for one, other in (ends, ends[::-1]):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
 
-    def _carry(self, client, server):
-        ahead = []  # what is on its way: when it arrives, where, what
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                left = max(0, ahead[0][0] - time.monotonic()) if ahead else None
-                for one in select.select([client, server], [], [], left)[0]:
-                    data = one.recv(65536)
-                    ahead.append((time.monotonic() + self.delay, server if one is client else client, data))
-                while ahead and ahead[0][0] <= time.monotonic():
-                    _, to, data = ahead.pop(0)
-                    if data == b"":
-                        raise OSError
-                    to.sendall(data)
-        client.close()
-        server.close()
+    def _carry(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                time.sleep(self.delay)
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def end(self):
         self.listener.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import aclosing
 
 import anyio
@@ -71,16 +72,6 @@ import signal, time, redis, redis_native_lock as native
 signal.signal(signal.SIGINT, signal.default_int_handler)
 client = redis.Redis(port={port})
 locks = native.Locks(client, lease=1)
-"""
-
-
-def program(server, text):
-    command = [sys.executable, "-c", PROGRAM.format(port=server.port) + text]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def test_interrupted_while_it_waits(server):
-    text = """
 try:
     locks.lock("l").acquire()
 except KeyboardInterrupt:
@@ -88,11 +79,32 @@ except KeyboardInterrupt:
     while client.info("lock")["lock_places"]: time.sleep(0.01)
     print("nothing left")
 """
+
+
+def test_interrupted_while_it_waits(server):
+    command = [sys.executable, "-c", PROGRAM.format(port=server.port)]
     with redis_native_lock.Locks(redis.Redis(port=server.port)).lock("l"):
-        waiter = program(server, text)
+        waiter = subprocess.Popen(command, stdout=subprocess.PIPE)
         until(lambda: server.places() == 1)
         waiter.send_signal(signal.SIGINT)
         assert waiter.communicate(timeout=20)[0] == b"nothing left\n"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_release_that_can_start_no_thread_does_not_hide_the_error_of_the_work(server, monkeypatch, is_there):
+    client = redis.Redis(port=server.port)
+    locks = redis_native_lock.Locks(client)
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(KeyError, match="mine"):
+        with locks.lock("l"):
+            client.connection_pool.reset()
+            client.connection_pool.connection_kwargs["port"] = server.port if is_there else 1
+            monkeypatch.setattr(threading.Thread, "start", start)
+            raise KeyError("mine")
+    assert server.is_free("l") is is_there
 
 
 def test_a_fork(server):

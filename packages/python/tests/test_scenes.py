@@ -8,14 +8,15 @@ from redis.exceptions import NoPermissionError, ResponseError
 import redis_native_lock._core as core
 from redis_native_lock import Deadlock, LockBusy, LockLost, Locks, NotSafe, Superseded
 from redis_native_lock._threads import Mutex, run
-from redis_native_lock._wire import netstrings, tag_of, valid_until
+from redis_native_lock._wire import netstrings, tags, valid_until
 
 TAKEN, GONE = ResponseError("SUPERSEDED x"), ResponseError("NOREPLICAS 0")
-NO_ANSWER, NOPERM = ConnectionError("no answer"), NoPermissionError("no")
+NO_ANSWER, NOPERM, STOP = ConnectionError("no answer"), NoPermissionError("no"), KeyboardInterrupt()
 
 
 class Script(core.World):
-    """Answers what is sent as its lines say: the word that is sent, the answer, and how long that takes."""
+    """Answers what is sent as its lines say: the word that is sent, the answer, how long that takes, and how long
+    nothing is sent before, at least."""
 
     class event:
         is_set = set = clear = lambda self: False
@@ -24,13 +25,13 @@ class Script(core.World):
 
     def __init__(self, lines):
         super().__init__(redis.Redis())
-        self.lines, self.time = list(lines), 1000.0
+        self.lines, self.time, self.answered_at = list(lines), 1000.0, 1000.0
 
     def next(self, args):
-        word, answer, *takes = self.lines.pop(0)
-        assert word in args, (word, args)
-        self.time += sum(takes)
-        if isinstance(answer, Exception):
+        word, answer, takes, pause = (*self.lines.pop(0), 0, 0)[:4]
+        assert word in args and self.time - self.answered_at >= pause, (word, args)
+        self.time = self.answered_at = self.time + takes
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -57,10 +58,11 @@ class Script(core.World):
 
 
 HAD, QUEUED, ASKED_AGAIN = ("LOCK.ACQUIRE", 7), ("QUEUE", 0), ("subscribe", None)
+AGAIN = ("LOCK.RELEASE", 1, 0, 1)  # What was cut off may have come after its release.
 SCENES = {
     "it is free": (0, [HAD], 7),
     "it is busy, and there is nothing to give back": (0, [("LOCK.ACQUIRE", None)], LockBusy),
-    "no answer: it may be held": (0, [("LOCK.ACQUIRE", NO_ANSWER), ("LOCK.RELEASE", 1)], ConnectionError),
+    "no answer: it may be held": (0, [("LOCK.ACQUIRE", NO_ANSWER), ("LOCK.RELEASE", 1), AGAIN], ConnectionError),
     "a refusal leaves nothing": (9, [("QUEUE", ResponseError("NOTALOCK"))], ResponseError),
     "a place, and work before its claim": (9, [QUEUED, ("hear", b"7", 0.1)], 7),
     "it waited too long for that": (9, [QUEUED, ("hear", b"7", 1.9), ("QUEUE", 7)], 7),
@@ -70,13 +72,14 @@ SCENES = {
     "the place is gone": (9, [QUEUED, ("hear", b"0"), ("QUEUE", 7)], 7),
     "a cycle": (9, [QUEUED, ("hear", b"-DEADLOCK a waits for b")], Deadlock),
     "what is there is another's now": (9, [QUEUED, ("hear", b"-SUPERSEDED x")], Superseded),
-    "too few replicas, at last": (0.01, [("QUEUE", GONE), ("LOCK.RELEASE", 0)], NotSafe),
+    "too few replicas, at last": (0.01, [("QUEUE", GONE), ("LOCK.RELEASE", 0), AGAIN], NotSafe),
     "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
     "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
-    "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM), ("LOCK.RELEASE", None)], redis.RedisError),
+    "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM)], redis.RedisError),
+    "it is interrupted": (9, [("QUEUE", NOPERM), ("BLOCK", STOP), ("LOCK.RELEASE", None), AGAIN], KeyboardInterrupt),
     "it is answered when its lease is over": (60, [("QUEUE", 7, 30), ("LOCK.ACQUIRE", 8)], 8),
     "a script runs": (9, [("QUEUE", ResponseError("BUSY x")), ("LOCK.ACQUIRE", 7)], 7),
-    "the application's own time limit": (9, [("QUEUE", TimeoutError()), ("LOCK.RELEASE", 1)], TimeoutError),
+    "the application's own time limit": (9, [("QUEUE", TimeoutError()), ("LOCK.RELEASE", 1), AGAIN], TimeoutError),
     "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ASKED_AGAIN, ("QUEUE", 7)], 7),
     "it is another's when asked again": (30, [QUEUED, ("hear", None, 10), ASKED_AGAIN, ("QUEUE", TAKEN)], Superseded),
 }  # fmt: skip
@@ -146,4 +149,4 @@ def test_a_lease_that_is_shortened_is_looked_at_anew_and_counts_though_it_is_not
 def test_words_of_the_wire():
     assert netstrings(b"1:0,3:k:,,1:o,2:42,4:2000,") == [b"0", b"k:,", b"o", b"42", b"2000"]
     assert valid_until(5, 30) == 34.69 and valid_until(5, 0.02) == 5.01
-    assert all(key_slot(tag_of(slot)) == slot for slot in range(0, 16384, 97))
+    assert all(key_slot(tags()[slot]) == slot for slot in range(16384))

@@ -13,10 +13,10 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ._errors import NO_PERMISSION, UNKNOWN, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
-from ._wire import milliseconds, netstrings, new_name, now, tag_of, valid_until
+from ._wire import milliseconds, netstrings, new_name, now, tags, valid_until
 
 log = logging.getLogger("redis_native_lock")
 
@@ -164,7 +164,6 @@ class Listener:
         await settled(self._connection.send_command(word, channel, check_health=False))
 
     async def _listen(self, key: bytes) -> None:
-        error: Exception = ConnectionError("the subscription has ended")
         try:
             connection = await self._world.open(key)
             async with self._mutex:
@@ -180,10 +179,10 @@ class Listener:
                     raise ConnectionError("the server has ended the subscription")
                 else:
                     self._channels[channel].set()
-        except Exception as failure:
-            error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
+        except Exception as error:
+            await self.close(error if meaning(error) is NO_PERMISSION else ConnectionError(f"not subscribed: {error}"))
         finally:
-            await self.close(error)
+            await self.close()
 
     async def close(self, error: Exception | None = None) -> None:
         self._error = self._error or error or ConnectionError("the subscription is closed")
@@ -209,7 +208,8 @@ class BaseHold:
     _granted_at, _is_over = -ENDLESS, False
     _unanswered = ENDLESS  # The shortest lease of a renewal that got no answer soon: it may come yet, if only again.
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
-    _on_loss: Callable[[], None] | None = None
+    _is_cut_off = False  # Whether a request of it got no answer: it may come yet.
+    _on_loss: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, lock: "BaseLock[Any]", wait: float | None):
         self._lock, self._locks, self._world = lock, lock.locks, lock.locks.world
@@ -245,7 +245,9 @@ class BaseHold:
 
     async def _give_up(self) -> None:
         async with self._mutex:
-            await self._give_back()
+            if await self._give_back() is not None and self._is_cut_off:
+                # What was sent over a connection that is closed may come after what is sent over another.
+                await self._give_back(2 * PAUSE_MAX)
 
     def _left(self) -> float:
         return self._wait_until - now()
@@ -287,16 +289,17 @@ class BaseHold:
 
     async def _ask(self, *how: Any) -> None:
         sent = now()
-        reply = await self._world.shielded(self._send(self._acquiring(*how)))
-        self._is_in_doubt |= reply is not None
-        if reply:
+        if reply := await self._world.shielded(self._send(self._acquiring(*how), self._within())):
             if valid_until(sent, self._lease) <= now():
                 raise self.loss()
             self._begin(reply, sent, self._lease)
 
-    async def _send(self, args: tuple[Any, ...]) -> Any:
+    async def _send(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         async with self._mutex:
-            return await self._world.ask(args, self._within())
+            was_cut_off, self._is_cut_off = self._is_cut_off, True
+            reply = await self._world.ask(args, within, is_own)
+            self._is_cut_off, self._is_in_doubt = was_cut_off, self._is_in_doubt or reply is not None
+            return reply
 
     async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
@@ -326,12 +329,10 @@ class BaseHold:
 
     async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
-        left, self._is_in_doubt = self._left(), True
+        left = self._left()
         args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
-        if token := await self._world.ask(args, left + REPLY_WITHIN, is_own=True):
+        if token := await self._send(args, left + REPLY_WITHIN, is_own=True):
             self._trust(token, self._lease)
-        else:
-            self._is_in_doubt = False
 
     def _trust(self, token: int, lease: float) -> None:
         """Begins before the claim, where the wait was short: the name is new, so the grant came after the request.
@@ -414,8 +415,7 @@ class BaseHold:
         self._end()
         self.lost.set()
         log.warning("%s", self.loss())
-        if self._on_loss is not None:
-            self._on_loss()
+        self._on_loss()
         if self._lock.renew:
             # A renewal that got no answer may come late. What is not renewed ends by itself.
             self._world.spawn(self._give_back())
@@ -425,8 +425,7 @@ class BaseHold:
 
     async def _release(self) -> bool | None:
         """Ends it. Returns whether this has ended it: false if it was over before, none if that is not known yet."""
-        ended: bool | None = await self._world.shielded(self._release_now())
-        return ended
+        return cast(bool | None, await self._world.shielded(self._release_now()))
 
     async def _release_now(self) -> bool | None:
         if self.look():
@@ -454,7 +453,8 @@ class BaseHold:
             is_to_go_on = (its.may_pass or its is UNKNOWN) and now() < self._left_alone_at
             log.warning("%r is not given back%s: %s", self.key, " yet" if is_to_go_on else "", error)
             if is_to_go_on:
-                self._world.spawn(self._give_back(min(pause * 2, PAUSE_MAX) or PAUSE))
+                with contextlib.suppress(RuntimeError):  # No thread can be started: it is left to its lease.
+                    self._world.spawn(self._give_back(min(pause * 2, PAUSE_MAX) or PAUSE))
             if its is UNKNOWN:
                 raise
             return False if its.is_refusal and not its.may_pass else None
@@ -595,9 +595,7 @@ class BaseLocks(Generic[L, H]):
 
     def channel(self, key: bytes) -> bytes:
         """Where the ends of its places are told: in a cluster a channel in the slot of the key."""
-        if not self.world.is_cluster:
-            return self._channel
-        return b"%b{%b}" % (self._channel, tag_of(self.world.client.keyslot(key)))
+        return self._channel + (b"{%b}" % tags()[self.client.keyslot(key)] if self.world.is_cluster else b"")
 
     def listener(self, key: bytes) -> Listener:
         node = self.world.node(key)

@@ -54,8 +54,11 @@ class Threads(World):
 
     async def connected(self, pool: Any, within: float) -> Any:
         if not _is_ready(pool):
-            # To connect may take the client longer than is waited for here.
-            made = self.spawn(self._make_ready(pool))
+            try:
+                # To connect may take the client longer than is waited for here.
+                made = self.spawn(self._make_ready(pool))
+            except RuntimeError:
+                return await super().connected(pool, within)  # No thread can be started, so this one connects.
             if not wait([made], within).done:
                 raise ConnectionError("no connection in time")
             made.result()
@@ -82,7 +85,11 @@ class Threads(World):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=do, name="redis-native-lock", daemon=True).start()
+        try:
+            threading.Thread(target=do, name="redis-native-lock", daemon=True).start()
+        except RuntimeError:
+            work.close()
+            raise
         return future
 
 

@@ -1,6 +1,7 @@
 """What is told by the server, and the clock by which leases are counted."""
 
 import binascii
+import functools
 import os
 import time
 
@@ -37,13 +38,7 @@ def netstrings(message: bytes) -> list[bytes]:
     return parts
 
 
-_tags: dict[int, bytes] = {}
-
-
-def tag_of(slot: int) -> bytes:
-    """A word that hashes to this slot of a cluster."""
-    word = len(_tags)
-    while slot not in _tags:
-        _tags.setdefault(binascii.crc_hqx(b"%d" % word, 0) % 16384, b"%d" % word)
-        word += 1
-    return _tags[slot]
+@functools.cache
+def tags() -> dict[int, bytes]:
+    """For each slot of a cluster a word that hashes to it."""
+    return {binascii.crc_hqx(b"%d" % number, 0) % 16384: b"%d" % number for number in range(110_000)}

@@ -86,7 +86,7 @@ class Lock(BaseLock[Hold]):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         hold = self._leave(asyncio.current_task())
-        hold._on_loss = None
+        del hold._on_loss
         try:
             await hold.scope.__aexit__(kind, error, trace)
         except TimeoutError:
