@@ -13,10 +13,8 @@ export type Client = IoredisClient | NodeRedisClient;
 /** The application's client. */
 export interface Server {
   readonly isCluster: boolean;
-  /** Whether the application has closed its client. */
-  isEnded(): boolean;
-  /** Sends a command whose first argument is the key. */
-  ask(args: Argument[]): Promise<unknown>;
+  isEnded(): boolean; // Whether the application has closed its client.
+  ask(args: Argument[]): Promise<unknown>; // Sends a command whose first argument is the key.
   /** The name of the server that this key is at; nothing where there is one alone or where it isn't known. */
   nodeOf(key: Argument): string;
   /** Opens a connection of its own to that server. Once it is closed it is not opened again. */
@@ -27,8 +25,7 @@ export interface Connection {
   ask(args: Argument[]): Promise<unknown>;
   subscribe(channel: string): Promise<unknown>;
   close(): void;
-  /** Rejects when it is closed. */
-  readonly closed: Promise<never>;
+  readonly closed: Promise<never>; // Rejects when it is closed.
 }
 
 const CONNECT_WITHIN_MS = 5000;
@@ -91,8 +88,7 @@ function ioredis(client: Anything): Server {
         for (const event of ["messageBuffer", "smessageBuffer"]) own.on(event, (_: Buffer, it: Buffer) => hear(it));
         own.once("connect", () => own.stream.unref());
       }
-      const subscribe = (channel: string) => (isCluster ? own.ssubscribe(channel) : own.subscribe(channel));
-      return connected(own, (args) => own.call(...args), subscribe);
+      return connected(own, (args) => own.call(...args), (channel) => own[isCluster ? "ssubscribe" : "subscribe"](channel));
     },
   };
 }
@@ -100,7 +96,6 @@ function ioredis(client: Anything): Server {
 function nodeRedis(client: Anything): Server {
   const isCluster = typeof client.nodeClient === "function";
   const isSentinel = typeof client.getSentinelNode === "function";
-  const isPool = typeof client.totalClients === "number";
   const primaryOf = (key: Argument): Anything => client.slots[slotOf(key)]?.master;
   // So that replies are as they come, whatever the application makes of its own.
   const plain = { typeMapping: {} };
@@ -110,14 +105,20 @@ function nodeRedis(client: Anything): Server {
     isEnded: () => !client.isOpen,
     ask(args) {
       if (isCluster) return client.sendCommand(args[1], false, args, plain);
-      return isSentinel ? client.sendCommand(false, args, plain) : client.sendCommand(args, plain);
+      if (!isSentinel) return client.sendCommand(args, plain);
+      // By itself this client sends again what was not answered, and a first renewal could come after the second.
+      let sends = 0;
+      return client._execute(false, async (primary: Anything) => {
+        if (sends++ > 0 && args[0] === "LOCK.RENEW") throw new NativeLockError("a renewal that failed is not sent again");
+        return primary.sendCommand(args, { ...client.commandOptions, ...plain });
+      });
     },
     async open(key, hear) {
       if (isCluster && primaryOf(key) === undefined) throw unknownServer();
       let node = isCluster ? await client.nodeClient(primaryOf(key)) : client;
       // Sentinel's client says in no other way which is the one of the present primary.
       if (isSentinel) node = await client._execute(false, async (primary: Anything) => primary);
-      if (isPool) node = await client.execute(async (one: Anything) => one);
+      else if (typeof client.totalClients === "number") node = await client.execute(async (one: Anything) => one); // a pool
       const own = node.duplicate({
         socket: { ...node.options?.socket, reconnectStrategy: false, socketTimeout: undefined },
         ...{ pingInterval: undefined, disableOfflineQueue: false, readonly: false, commandOptions: {} },

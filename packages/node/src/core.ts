@@ -37,8 +37,7 @@ export class Listener {
 }
 
 export class Core {
-  /** By owner, as long as they wait or hold the lock. */
-  readonly holds = new Map<string, Hold>();
+  readonly holds = new Map<string, Hold>(); // By owner, as long as they wait or hold the lock.
   private readonly listeners = new Map<string, Listener>();
   private readonly channel = `redislock:${randomUUID()}`;
   private readonly background = new Set<Promise<unknown>>();

@@ -32,13 +32,11 @@ export class Hold implements AsyncDisposable {
   /** @internal The subscription by which it hears. */
   listener: Listener | undefined;
   private readonly firstSent = now();
-  /** Whether the server has a place or a hold for it. That is known when what was sent last has ended. */
-  private isThere = Promise.resolve(false);
-  /** Settled when no renewal is under way. */
-  private renewed: Promise<unknown> = this.isThere;
+  private isThere = Promise.resolve(false); // Whether the server has a place or a hold for it, once what was sent last has ended.
+  private isCutOff = false; // Whether a request of it got no answer: it may come yet.
+  private renewed: Promise<unknown> = this.isThere; // Settled when no renewal is under way.
   private leaseMs = this.request.lease;
-  /** The shortest lease of a renewal that was not answered soon: it may come yet, if only again. */
-  private unansweredMs = Infinity;
+  private unansweredMs = Infinity; // The shortest lease of a renewal that was not answered soon: it may come yet, if only again.
   private validUntil = Infinity;
   private renewAt = Infinity;
   private keptUntil = 0;
@@ -104,7 +102,8 @@ export class Hold implements AsyncDisposable {
     const lease = ["LEASE", wholeMs(this.leaseMs), "HOLD", "1"];
     const asking = by.ask(["LOCK.ACQUIRE", this.key, this.owner, ...lease, ...how, ...this.request.mode]);
     const before = this.isThere;
-    this.isThere = asking.then((reply) => reply !== null, (error) => !isRefusal(error)).then((isNow) => isNow || before);
+    const isNow = asking.then((reply) => reply !== null, (error) => (this.isCutOff ||= !isRefusal(error)));
+    this.isThere = isNow.then((isThere) => isThere || before);
     const token = Number(await within(asking, replyMs));
     if (token > 0) this.begin(token, sent, this.leaseMs);
     return token;
@@ -285,6 +284,8 @@ export class Hold implements AsyncDisposable {
     const reply = await insist();
     // A client library that was not connected has sent it late, so that it would keep the lock for longer.
     if (this.keptUntil > sent && now() - sent > LATE_MS) void this.core.inBackground(this.key, insist());
+    // What was sent over a connection that is closed may come after what is sent over another.
+    if (this.isCutOff) void sleep(PAUSE_MAX_MS, undefined, { ref: false }).then(() => this.core.server.isEnded() || insist());
     return reply;
   }
 

@@ -21,8 +21,7 @@ export function checkedLease(leaseMs: number): number {
 /** The same promise, but it fails where it takes longer. */
 export function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   return new Promise((resolve, reject) => {
-    const fail = (): void => reject(new NativeLockError("the server does not answer in time"));
-    const timer = setTimeout(fail, Math.min(ms, TIMER_MAX_MS));
+    const timer = setTimeout(() => reject(new NativeLockError("the server does not answer in time")), Math.min(ms, TIMER_MAX_MS));
     promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });
 }

@@ -4,7 +4,7 @@ import { connect, createServer, type AddressInfo } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { createLocks, LockLost } from "redis-native-lock";
-import { libraries, Server, until } from "./servers.mjs";
+import { libraries, sentinelLibraries, Server, until } from "./servers.mjs";
 
 const server = await Server.start();
 after(() => server[Symbol.asyncDispose]());
@@ -104,6 +104,45 @@ test("a renewal that ioredis may have sent twice is relied upon for the shorter 
   next = async () => 1;
   await hold.renew(60_000);
   assert.ok(hold.validFor() <= 10_000, "the first may come yet");
+});
+
+for (const [name, make] of Object.entries(sentinelLibraries)) {
+  test(`a renewal that gets no answer is not sent again unseen, by Sentinel with ${name}`, { timeout: 30_000 }, async () => {
+    let renewals = 0;
+    const proxy = createServer((near) => {
+      const far = connect(server.port).on("error", () => {});
+      far.pipe(near);
+      near.on("data", (data) => {
+        // The first one is on its way when its connection breaks.
+        if (data.includes("LOCK.RENEW") && ++renewals === 1) near.destroy();
+        else far.write(data);
+      });
+      near.on("error", () => {}).on("close", () => far.destroy());
+    }).listen(0);
+    using made = await make((proxy.address() as AddressInfo).port);
+    const hold = await createLocks(made.client, { onError() {} }).acquire("l");
+    await assert.rejects(hold.renew(20_000));
+    assert.equal(renewals, 1);
+    await hold.renew(60_000);
+    assert.ok(hold.validFor() <= 20_000, "the first may come yet");
+    assert.ok(await hold.release());
+    proxy.close();
+  });
+}
+
+test("what got no answer may come after its release, and is released once more", async () => {
+  const released: number[] = [];
+  const client = {
+    isOpen: true,
+    async sendCommand([name]: string[]) {
+      if (name === "LOCK.ACQUIRE") throw new Error("the connection is closed");
+      if (name === "LOCK.RELEASE") released.push(performance.now());
+      return null;
+    },
+  };
+  await assert.rejects(createLocks(client).tryAcquire("l"), /is closed/);
+  const [first, second] = await until(() => (released.length === 2 ? released : undefined));
+  assert.ok(second! - first! >= 990, "a second later");
 });
 
 test("what a client library has sent late does not keep the lock for longer than atLeast", async () => {

@@ -1,14 +1,14 @@
 // Servers with the lock module, started here, and clients of every library.
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Cluster, Redis } from "ioredis";
 import { Redis as Redis5, Cluster as Cluster5 } from "ioredis-5";
 import { Redis as Valkey } from "iovalkey";
-import { createClient, createClientPool, createCluster } from "redis";
-import { createClient as createClient5, createCluster as createCluster5 } from "redis-5";
+import { createClient, createClientPool, createCluster, createSentinel } from "redis";
+import { createClient as createClient5, createCluster as createCluster5, createSentinel as createSentinel5 } from "redis-5";
 import type { Client } from "redis-native-lock";
 
 const BINARY = process.env.REDISLOCK_SERVER ?? "redis-server";
@@ -164,6 +164,33 @@ export const clusterLibraries: Record<string, Make> = {
   "ioredis 5": clusterOfIoredis(Cluster5),
   "node-redis": clusterOfNodeRedis(createCluster),
   "node-redis 5": clusterOfNodeRedis(createCluster5),
+};
+
+/** A client that goes by a Sentinel, started here, to the primary at that port. */
+function bySentinel(create: typeof createSentinel | typeof createSentinel5): Make {
+  return async (primary) => {
+    const dir = mkdtempSync(`${tmpdir()}/lock-`);
+    const port = await freePort();
+    writeFileSync(`${dir}/conf`, `port ${port}\nbind 127.0.0.1\nsentinel monitor name 127.0.0.1 ${primary} 1\n`);
+    const child = spawn(BINARY, [`${dir}/conf`, "--sentinel"]);
+    const asking = new Redis({ port, retryStrategy: () => 20 }).on("error", ignore);
+    await asking.ping();
+    asking.disconnect();
+    const sentinelRootNodes = [{ host: "127.0.0.1", port }];
+    const client = (create as typeof createSentinel)({ name: "name", sentinelRootNodes }).on("error", ignore);
+    await client.connect();
+    const end = (): void => {
+      void client.destroy();
+      child.kill("SIGKILL");
+      rmSync(dir, { recursive: true, force: true });
+    };
+    return { client, [Symbol.dispose]: end };
+  };
+}
+
+export const sentinelLibraries: Record<string, Make> = {
+  "node-redis": bySentinel(createSentinel),
+  "node-redis 5": bySentinel(createSentinel5),
 };
 
 /** Three primaries. */
