@@ -352,7 +352,7 @@ public final class Driver {
       RedisClusterClient cluster = RedisClusterClient.create(uri.build());
       cluster.setOptions(ClusterClientOptions.builder().sslOptions(tls).build());
       client = cluster;
-      access = LettuceAccess.of(cluster);
+      access = LettuceAccess.of(cluster, uri.build());
     } else {
       RedisClient one = RedisClient.create();
       one.setOptions(ClientOptions.builder().sslOptions(tls).build());

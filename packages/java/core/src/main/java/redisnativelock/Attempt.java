@@ -4,7 +4,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
 import redisnativelock.Wire.Told;
-import redisnativelock.spi.RedisAccess.Link;
+import redisnativelock.spi.RedisAccess;
 
 /** One attempt to take a lock, in the thread that asks for it, under a name that never asked before. */
 final class Attempt {
@@ -26,7 +26,7 @@ final class Attempt {
   /** The grant: its token, which is 0 before, and until when it is relied upon. */
   long token;
   long validUntil;
-  /** The shortest lease of a renewal that was not answered soon: it may come yet, if only again. */
+  /** The shortest lease of a renewal that was not answered, or sent twice: it may come yet, if only again. */
   long unanswered = Long.MAX_VALUE;
   private final Locks locks;
   private final byte[] channel;
@@ -75,9 +75,6 @@ final class Attempt {
   /** Returns whether it took the lock in time. If not, it leaves no place and no hold behind. */
   boolean take() throws InterruptedException {
     try {
-      if (isInterruptible && Thread.interrupted()) {
-        throw new InterruptedException();
-      }
       loop();
       return token > 0;
     } finally {
@@ -100,6 +97,8 @@ final class Attempt {
         if (token == 0 && wait > 0) {
           queue();
         }
+        // A reply may come so late that its lease is over.
+        token = validUntil - System.nanoTime() > 0 ? token : 0;
         if (token > 0 || left() <= 0) {
           return;
         }
@@ -210,20 +209,20 @@ final class Attempt {
     if (!isSure || validUntil - System.nanoTime() < first / 4) {
       byte[][] renewal = renew(lease);
       long before = unanswered;
-      long sent = System.nanoTime();
       unanswered = Math.min(lease, unanswered);
       token = 0;
-      token = ask(renewal) == 1 ? granted : 0;
-      unanswered = System.nanoTime() - sent > Locks.SUSPICIOUS ? unanswered : before;
+      long reply = ask(renewal);
+      token = reply > 0 ? granted : 0;
+      unanswered = reply == RedisAccess.RENEWED_TWICE ? unanswered : before;
     }
   }
 
   /** Waits by blocking a connection of its own, for users who may not subscribe. */
   private void block() throws InterruptedException {
     CompletableFuture<Object> ended = new CompletableFuture<>();
-    CompletableFuture<Link> opening = locks.access.open(lock.key, message -> {}, ended::completeExceptionally);
+    CompletableFuture<RedisAccess.Link> opening = locks.access.open(lock.key, message -> {}, ended::completeExceptionally);
     try {
-      Link link = await(opening, within());
+      RedisAccess.Link link = await(opening, within());
       long left = Math.min(BLOCK_MAX, left());
       byte[][] command = acquire("BLOCK", Wire.milliseconds(left));
       long granted = ask(() -> CompletableFuture.anyOf(link.send(command), ended), left + REPLY_WITHIN);
@@ -231,7 +230,9 @@ final class Attempt {
         claim(granted, lease);
       }
     } finally {
-      opening.thenAccept(Link::close);
+      opening.thenAccept(RedisAccess.Link::close);
+      // Its request may be on its way yet. What gives it back goes over another connection, and is not to overtake it.
+      settled = token > 0 ? settled : settled.thenCombine(Wire.after(Locks.SUSPICIOUS), (before, over) -> null);
     }
   }
 

@@ -1,7 +1,5 @@
 package redisnativelock;
 
-import static redisnativelock.NativeLockException.LOST;
-
 import java.time.Duration;
 import java.util.concurrent.*;
 import redisnativelock.spi.RedisAccess;
@@ -68,7 +66,8 @@ public final class Hold {
   }
 
   NativeLockException loss() {
-    return new NativeLockException(LOST, key() + " is lost: " + (why == null ? "it was released" : why), null);
+    String reason = key() + " is lost: " + (why == null ? "it was released" : why);
+    return new NativeLockException(NativeLockException.LOST, reason, null);
   }
 
   /** Renews it now, for its lease. */
@@ -78,11 +77,8 @@ public final class Hold {
 
   /** Renews it now, for this lease, kept up from now on if it is renewed. {@link NativeLockException#LOST} if it is over. */
   public void renew(Duration newLease) {
-    locks.join(renew(Locks.checked(newLease)), Attempt.REPLY_WITHIN);
-  }
-
-  private CompletableFuture<Object> renew(long newLease) {
-    return attempt.next(() -> sendRenewal(newLease));
+    long nanos = Locks.checked(newLease);
+    locks.join(attempt.next(() -> sendRenewal(nanos)), Attempt.REPLY_WITHIN);
   }
 
   private synchronized CompletableFuture<Object> sendRenewal(long newLease) {
@@ -102,16 +98,15 @@ public final class Hold {
     NativeLockException error = failure == null ? null : locks.meaning(failure);
     if (error != null && error.isRefusal()) {
       validUntil = before;
+    } else if (!DONE.equals(reply)) {
+      // It was not answered, or sent twice, and may come yet.
+      attempt.unanswered = Math.min(newLease, attempt.unanswered);
     }
-    if (failure == null && !DONE.equals(reply) && !isOver) {
+    if (failure == null && reply.equals(0L) && !isOver) {
       lose("the server does not know this hold any more");
     }
     if (look()) {
       throw loss();
-    }
-    // The library may send again what is not answered soon.
-    if (error == null ? System.nanoTime() - sent > Locks.SUSPICIOUS : !error.isRefusal()) {
-      attempt.unanswered = Math.min(newLease, attempt.unanswered);
     }
     if (error == null) {
       lease = newLease;
@@ -153,7 +148,7 @@ public final class Hold {
       wakeIn(left());
     }
     if (attempt.isRenewed) {
-      renew(lease);
+      attempt.next(() -> sendRenewal(lease));
     }
   }
 
@@ -207,9 +202,8 @@ public final class Hold {
       timer.cancel(false);
     }
     try {
-      boolean isEnded = DONE.equals(locks.join(giveBack(notBefore), RELEASE_WITHIN));
-      // A library for clusters may have sent it again by itself, and so found what it had ended.
-      if (!isEnded && locks.access.slot(attempt.lock.key) < 0) {
+      boolean isEnded = locks.join(giveBack(notBefore), RELEASE_WITHIN) instanceof Long reply && reply > 0;
+      if (!isEnded) {
         lose("it was over before its work");
       }
       return isEnded;

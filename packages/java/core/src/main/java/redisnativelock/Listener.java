@@ -1,7 +1,5 @@
 package redisnativelock;
 
-import static java.util.concurrent.TimeUnit.NANOSECONDS;
-
 import java.nio.ByteBuffer;
 import java.util.Map;
 import java.util.concurrent.*;
@@ -26,7 +24,7 @@ final class Listener {
 
   CompletableFuture<?> subscribe(byte[] channel) {
     CompletableFuture<?> answer = channels.computeIfAbsent(ByteBuffer.wrap(channel),
-        absent -> opened.thenCompose(link -> link.subscribe(channel)).orTimeout(Attempt.REPLY_WITHIN, NANOSECONDS));
+        absent -> opened.thenCompose(link -> link.subscribe(channel)).orTimeout(Attempt.REPLY_WITHIN, TimeUnit.NANOSECONDS));
     return answer.whenComplete((done, refused) -> {
       if (refused != null) {
         // What was refused may be allowed later.

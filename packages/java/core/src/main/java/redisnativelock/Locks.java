@@ -6,7 +6,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Supplier;
 import java.util.regex.*;
-import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import redisnativelock.spi.RedisAccess;
 
 /** Locks on one server, behind Sentinel, or in a cluster. One for a process is enough; it is safe for all threads. */
@@ -144,12 +144,9 @@ public final class Locks implements AutoCloseable {
   /** One channel for this process; in a cluster one for each slot. */
   byte[] channel(byte[] key) {
     int slot = access.slot(key);
-    return Wire.bytes(slot < 0 ? channel : channel + "{" + TAGS.computeIfAbsent(slot, this::tag) + "}");
-  }
-
-  private String tag(int slot) {
-    return IntStream.iterate(0, word -> word + 1).mapToObj(String::valueOf)
-        .filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow();
+    Stream<String> words = Stream.iterate(0, word -> word + 1).map(String::valueOf);
+    return Wire.bytes(slot < 0 ? channel : channel + "{" + TAGS.computeIfAbsent(slot, absent ->
+        words.filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow()) + "}");
   }
 
   /** Where this process hears that channel already, or null. */

@@ -1,8 +1,7 @@
 package redisnativelock;
 
-import static java.nio.charset.StandardCharsets.UTF_8;
-
 import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.TimeUnit;
@@ -38,7 +37,7 @@ public final class NativeLock implements Lock {
     this.limit = limit;
     this.lease = lease;
     this.atLeast = atLeast;
-    name = new String(key, UTF_8);
+    name = new String(key, StandardCharsets.UTF_8);
   }
 
   /** The same lock, held together with others that hold it shared. */
@@ -79,6 +78,9 @@ public final class NativeLock implements Lock {
 
   /** This thread enters, and waits for that if need be. Returns null where the lock did not come free in time. */
   private Hold enter(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
+    if (isInterruptible && Thread.interrupted()) {
+      throw new InterruptedException();
+    }
     Deque<Hold> entered = entered();
     Hold hold = entered.peek();
     if (hold != null && hold.attempt.isRenewed && hold.isLost()) {

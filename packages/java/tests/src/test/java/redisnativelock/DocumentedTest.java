@@ -81,10 +81,10 @@ public class DocumentedTest extends WithServer {
   void theLockProviderForShedLock() throws Exception {
     Class<?> application =
         compiled("public " + blocks(PACKAGE.resolve("../../docs/migrating/shedlock.md")).get(0).replace("@Bean", ""));
-    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
-    try (JedisPooled jedis = new JedisPooled(server.address, config)) {
+    HostAndPort address = new HostAndPort("127.0.0.1", server.port);
+    try (JedisPooled jedis = new JedisPooled(address, Library.CONFIG)) {
       Method make = application.getMethod("lockProvider", JedisPooled.class, HostAndPort.class, JedisClientConfig.class);
-      var provider = (LockProvider) make.invoke(application.getConstructor().newInstance(), jedis, server.address, config);
+      var provider = (LockProvider) make.invoke(application.getConstructor().newInstance(), jedis, address, Library.CONFIG);
       provider.lock(new LockConfiguration(Instant.now(), "report", Duration.ofSeconds(5), Duration.ZERO)).orElseThrow();
       assertFalse(server.isFree("job-lock:default:report"));
     }

@@ -10,6 +10,7 @@ import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import redis.clients.jedis.*;
 
 /** Who gets in, and who does not. */
 class ExclusionTest extends WithServer {
@@ -150,6 +151,21 @@ class ExclusionTest extends WithServer {
     assertThrows(IllegalArgumentException.class, () -> permits.lock(0, TimeUnit.SECONDS));
   }
 
+  @ParameterizedTest
+  @EnumSource
+  void whoWaitsInAClusterHasTheRightsOfTheClient(Library library) throws Exception {
+    try (Server node = Server.cluster(Server.MODULE)) {
+      node.call("ACL", "SETUSER", "waits", "on", ">secret", "~*", "&*", "+@all");
+      node.call("ACL", "SETUSER", "default", "-ssubscribe");
+      JedisClientConfig config = DefaultJedisClientConfig.builder().user("waits").password("secret").build();
+      NativeLock lock = Library.locks(library.cluster(node.port, config), Duration.ofSeconds(30)).lock("l");
+      Hold hold = lock.acquire();
+      Threads<Hold> waiting = Threads.begin(lock::acquire);
+      until(() -> node.places() == 1);
+      assertTrue(hold.release() && waiting.end().release());
+    }
+  }
+
   @Test
   void workUnderALock() throws Exception {
     NativeLock lock = Library.JEDIS.locks(server.port).lock("l");
@@ -160,9 +176,7 @@ class ExclusionTest extends WithServer {
       return 42;
     }));
     assertTrue(server.isFree("l"));
-    assertThrows(ArithmeticException.class, () -> lock.call(hold -> {
-      throw new ArithmeticException();
-    }));
+    assertThrows(ArithmeticException.class, () -> lock.call(hold -> Math.negateExact(Integer.MIN_VALUE)));
     assertTrue(server.isFree("l"));
     NativeLock once = lock.atLeast(Duration.ofSeconds(5));
     assertTrue(once.tryLock());
@@ -182,7 +196,7 @@ class ExclusionTest extends WithServer {
     assertTrue(server.isFree("l"));
     Thread.currentThread().interrupt();
     lock.lock();
-    assertTrue(Thread.interrupted(), "lock() can't be interrupted, and tells of it afterwards");
+    assertThrows(InterruptedException.class, lock::lockInterruptibly, "lock() tells of it, and entering again, too");
     Thread.currentThread().interrupt();
     lock.unlock();
     assertTrue(Thread.interrupted() && server.isFree("l"));

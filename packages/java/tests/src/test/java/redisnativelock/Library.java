@@ -15,7 +15,7 @@ enum Library {
   JEDIS,
   LETTUCE;
 
-  private static final DefaultJedisClientConfig CONFIG = DefaultJedisClientConfig.builder().build();
+  static final JedisClientConfig CONFIG = DefaultJedisClientConfig.builder().user("default").password("any").build();
   private static final Deque<AutoCloseable> OPENED = new ArrayDeque<>();
 
   private static <T extends AutoCloseable> T opened(T resource) {
@@ -55,12 +55,13 @@ enum Library {
     return opened(LettuceAccess.of(client, RedisURI.create("127.0.0.1", port)));
   }
 
-  RedisAccess cluster(int port) {
+  RedisAccess cluster(int port, JedisClientConfig config) {
     if (this == JEDIS) {
-      return JedisAccess.cluster(opened(new JedisCluster(Set.of(new HostAndPort("127.0.0.1", port)), CONFIG)), CONFIG);
+      return JedisAccess.cluster(opened(new JedisCluster(Set.of(new HostAndPort("127.0.0.1", port)), config)), config);
     }
-    RedisClusterClient client = RedisClusterClient.create(RedisURI.create("127.0.0.1", port));
+    RedisURI uri = RedisURI.create("redis://" + config.getUser() + ":" + config.getPassword() + "@127.0.0.1:" + port);
+    RedisClusterClient client = RedisClusterClient.create(uri);
     OPENED.push(client::shutdown);
-    return opened(LettuceAccess.of(client));
+    return opened(LettuceAccess.of(client, uri));
   }
 }

@@ -60,9 +60,9 @@ class LossTest extends WithServer {
   @Test
   void aRenewalThatIsNotAnsweredMayComeYetAndOneThatIsRefusedChangesNothing() throws Exception {
     Hold hold = lock(Duration.ofHours(1)).acquire();
-    server.stop();
+    server.signal("STOP");
     assertThrows(NativeLockException.class, () -> hold.renew(Duration.ofSeconds(6)));
-    server.goOn();
+    server.signal("CONT");
     hold.renew(Duration.ofHours(1));
     assertTrue(hold.validFor().toSeconds() <= 6, "the shorter lease may still come");
     Hold other = Library.JEDIS.locks(server.port).lock("other").acquire();
@@ -109,9 +109,9 @@ class LossTest extends WithServer {
   void aLockThatIsKeptForAWhileIsKeptSoLongAndNoLonger() {
     NativeLock lock = Library.LETTUCE.locks(server.port).lock("l").atLeast(Duration.ofSeconds(4));
     lock.lock();
-    server.stop();
+    server.signal("STOP");
     lock.unlock();
-    server.goOn();
+    server.signal("CONT");
     until(() -> (Long) server.call("PTTL", "l") <= 4_000);
     assertFalse(lock.tryLock());
     until(() -> server.isFree("l"));

@@ -3,7 +3,6 @@ package redisnativelock;
 import static org.junit.jupiter.api.Assertions.*;
 import static redisnativelock.Server.until;
 
-import java.util.*;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.AfterEach;
@@ -59,21 +58,16 @@ class RedissonTest extends WithServer {
   void theyCountTogether(Library library) throws Exception {
     Locks locks = library.locks(server.port);
     int[] counter = {0};
-    List<Threads<Void>> threads = new ArrayList<>();
-    for (int number = 0; number < 8; number++) {
+    Threads.endAll(Threads.begin(8, number -> {
       Lock lock = number % 2 == 0 ? locks.lock("l") : redisson.getLock("l");
-      threads.add(Threads.begin(() -> {
-        for (int round = 0; round < 40; round++) {
-          lock.lock();
-          int seen = counter[0];
-          Thread.yield();
-          counter[0] = seen + 1;
-          lock.unlock();
-        }
-        return null;
-      }));
-    }
-    Threads.endAll(threads);
+      for (int round = 0; round < 40; round++) {
+        lock.lock();
+        int seen = counter[0];
+        Thread.yield();
+        counter[0] = seen + 1;
+        lock.unlock();
+      }
+    }));
     assertEquals(320, counter[0]);
   }
 }

@@ -23,10 +23,8 @@ class RefusalTest extends WithServer {
   @ParameterizedTest
   @EnumSource
   void aClusterWithoutTheModuleIsToldOfInOneSentence(Library library) {
-    try (Server node = Server.withoutTheModule("--cluster-enabled", "yes")) {
-      node.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383");
-      until(() -> node.text("CLUSTER", "INFO").contains("cluster_state:ok"));
-      Locks locks = Library.locks(library.cluster(node.port), Duration.ofSeconds(30));
+    try (Server node = Server.cluster()) {
+      Locks locks = Library.locks(library.cluster(node.port, Library.CONFIG), Duration.ofSeconds(30));
       assertTrue(whatIsMissing(locks).contains("loadmodule"));
     }
   }
@@ -69,6 +67,28 @@ class RefusalTest extends WithServer {
     assertThrows(NativeLockException.class, lock::tryLock);
     goesOn.completeOnTimeout(null, 500, TimeUnit.MILLISECONDS).join();
     until(() -> server.info("lock", "lock_grants_immediate") == 1 && server.isFree("l"));
+  }
+
+  @ParameterizedTest
+  @ValueSource(longs = {0, 20})
+  void aTokenThatIsRepliedAfterItsLeaseIsNone(long wait) throws Exception {
+    CompletableFuture<Object> ofAnother = new CompletableFuture<>();
+    NativeLock lock = answering("LOCK.ACQUIRE", send -> send.get().thenApply(token -> {
+      until(() -> server.isFree("l"));
+      ofAnother.complete(server.call("LOCK.ACQUIRE", "l", "another", "LEASE", "2000"));
+      return token;
+    })).lock("l").lease(Duration.ofSeconds(1));
+    assertEquals(wait > 0, lock.tryLock(wait, TimeUnit.SECONDS));
+    assertTrue(wait == 0 || lock.hold().token() > (Long) ofAnother.join());
+  }
+
+  @ParameterizedTest
+  @ValueSource(strings = {"LOCK.RENEW", "LOCK.RELEASE"})
+  void aRefusalOfWhatWasSentTwiceTellsNothing(String command) {
+    IllegalStateException busy = new IllegalStateException("BUSY");
+    assertThrows(CompletionException.class, () -> RedisAccess.reply(command, 1, null, busy));
+    var error = assertThrows(NativeLockException.class, () -> RedisAccess.reply(command, 2, null, busy));
+    assertEquals(NativeLockException.UNANSWERED, error.code());
   }
 
   @ParameterizedTest

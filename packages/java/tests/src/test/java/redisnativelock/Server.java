@@ -4,6 +4,7 @@ import java.io.*;
 import java.nio.file.*;
 import java.util.*;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.BooleanSupplier;
 import redis.clients.jedis.*;
 import redis.clients.jedis.exceptions.JedisException;
@@ -15,30 +16,31 @@ public final class Server implements AutoCloseable {
       new File(System.getenv().getOrDefault("REDISLOCK_MODULE", "../../../target/release/libredislock.so")).getPath()};
 
   public final int port;
-  final HostAndPort address;
-  private final List<String> command;
   private Process process;
 
-  public Server(String... options) {
-    this(MODULE, options);
+  public Server() {
+    this("no", MODULE);
   }
 
-  static Server withoutTheModule(String... options) {
-    return new Server(new String[0], options);
+  /** A cluster of one node, with or without the module. */
+  static Server cluster(String... module) {
+    Server node = new Server("yes", module);
+    node.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383");
+    until(() -> node.text("CLUSTER", "INFO").contains("cluster_state:ok"));
+    return node;
   }
 
-  private Server(String[] module, String[] options) {
-    List<String> words = null;
+  private Server(String isCluster, String... module) {
     int candidate = 0;
     try {
       Path folder = Files.createTempDirectory("redislock");
       folder.toFile().deleteOnExit();
       for (int left = 10; process == null; left--) {
         candidate = ThreadLocalRandom.current().nextInt(20000, 32000);
-        words = new ArrayList<>(List.of(BINARY, "--port", "" + candidate, "--bind", "127.0.0.1", "--save", "", "--dir",
-            folder.toString(), "--logfile", folder + "/log"));
-        words.addAll(Arrays.asList(options));
-        words.addAll(Arrays.asList(module));
+        List<String> words = new ArrayList<>(List.of(BINARY, "--port", "" + candidate, "--bind", "127.0.0.1", "--save", "",
+            "--dir", "" + folder, "--logfile", folder + "/log", "--cluster-enabled", isCluster,
+            "--cluster-announce-ip", "127.0.0.1"));
+        words.addAll(List.of(module));
         process = start(words, candidate);
         if (left == 0) {
           throw new IllegalStateException(Files.readString(folder.resolve("log")));
@@ -47,9 +49,7 @@ public final class Server implements AutoCloseable {
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
-    command = words;
     port = candidate;
-    address = new HostAndPort("127.0.0.1", port);
   }
 
   private static Process start(List<String> command, int port) throws IOException {
@@ -61,19 +61,11 @@ public final class Server implements AutoCloseable {
           return process;
         }
       } catch (JedisException notYet) {
-        pause();
+        LockSupport.parkNanos(2_000_000);
       }
     }
     process.destroyForcibly();
     return null;
-  }
-
-  static void pause() {
-    try {
-      Thread.sleep(2);
-    } catch (InterruptedException interrupt) {
-      throw new IllegalStateException(interrupt);
-    }
   }
 
   /** Looks again and again until it is so. */
@@ -83,7 +75,7 @@ public final class Server implements AutoCloseable {
       if (System.nanoTime() > end) {
         throw new AssertionError("it never came to that");
       }
-      pause();
+      LockSupport.parkNanos(2_000_000);
     }
   }
 
@@ -108,18 +100,8 @@ public final class Server implements AutoCloseable {
     return info("lock", "lock_places");
   }
 
-  long connections() {
-    return text("CLIENT", "LIST").lines().count();
-  }
-
   Map<String, Object> lock(String key) {
-    Map<String, Object> shown = new HashMap<>();
-    List<?> flat = (List<?>) call("LOCK.INFO", key);
-    for (int at = 0; at < flat.size(); at += 2) {
-      Object value = flat.get(at + 1);
-      shown.put(new String((byte[]) flat.get(at)), value instanceof byte[] text ? new String(text) : value);
-    }
-    return shown;
+    return BuilderFactory.ENCODED_OBJECT_MAP.build(call("LOCK.INFO", key));
   }
 
   /** Whether nobody holds it or waits for it. */
@@ -127,7 +109,8 @@ public final class Server implements AutoCloseable {
     return lock(key).get("holding").equals(0L) && lock(key).get("waiting").equals(0L);
   }
 
-  private void signal(String name) {
+  /** STOP makes it stand still, CONT go on. */
+  void signal(String name) {
     try {
       new ProcessBuilder("kill", "-" + name, "" + process.pid()).start().waitFor();
     } catch (IOException | InterruptedException error) {
@@ -135,21 +118,9 @@ public final class Server implements AutoCloseable {
     }
   }
 
-  void stop() {
-    signal("STOP");
-  }
-
-  void goOn() {
-    signal("CONT");
-  }
-
-  void kill() {
-    process.destroyForcibly().onExit().join();
-  }
-
   @Override
   public void close() {
-    goOn();
-    kill();
+    signal("CONT");
+    process.destroyForcibly().onExit().join();
   }
 }

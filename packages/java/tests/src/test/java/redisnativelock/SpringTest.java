@@ -106,15 +106,11 @@ class SpringTest extends WithServer {
     assertNotEquals(registry.obtain("foo"), second.obtain("foo"));
     Lock lock = registry.obtain("foo");
     lock.lock();
-    List<Threads<Void>> threads = new ArrayList<>();
-    for (int number = 0; number < 10; number++) {
+    List<Threads<Void>> threads = Threads.begin(10, number -> {
       Lock own = (number % 2 == 0 ? registry : second).obtain("foo");
-      threads.add(Threads.begin(() -> {
-        own.lockInterruptibly();
-        own.unlock();
-        return null;
-      }));
-    }
+      own.lockInterruptibly();
+      own.unlock();
+    });
     until(() -> server.places() == 10);
     Lock elsewhere = registry(30_000, "other:").obtain("foo");
     assertTrue(elsewhere.tryLock(), "another prefix is another lock");

@@ -2,39 +2,40 @@ package redisnativelock;
 
 import java.util.List;
 import java.util.concurrent.*;
+import java.util.stream.IntStream;
 
 /** A thread with a result. */
-final class Threads<T> {
-  final CompletableFuture<T> result = new CompletableFuture<>();
-  final Thread thread;
-
+final class Threads<T> extends FutureTask<T> {
   private Threads(Callable<T> work) {
-    thread = new Thread(() -> {
-      try {
-        result.complete(work.call());
-      } catch (Throwable error) {
-        result.completeExceptionally(error);
-      }
-    });
+    super(work);
   }
 
   static <T> Threads<T> begin(Callable<T> work) {
     Threads<T> begun = new Threads<>(work);
-    begun.thread.start();
+    new Thread(begun).start();
     return begun;
   }
 
+  /** What a thread does whose number this is. */
+  interface Numbered {
+    void run(int number) throws Exception;
+  }
+
+  /** So many of them. */
+  static List<Threads<Void>> begin(int threads, Numbered work) {
+    return IntStream.range(0, threads).mapToObj(number -> Threads.<Void>begin(() -> {
+      work.run(number);
+      return null;
+    })).toList();
+  }
+
   T end() throws Exception {
-    return end(result);
+    return get(60, TimeUnit.SECONDS);
   }
 
-  static <T> void endAll(List<Threads<T>> threads) throws Exception {
-    for (Threads<T> thread : threads) {
-      thread.end();
+  static void endAll(List<? extends Future<?>> threads) throws Exception {
+    for (Future<?> thread : threads) {
+      thread.get(60, TimeUnit.SECONDS);
     }
-  }
-
-  static <T> T end(Future<T> result) throws Exception {
-    return result.get(60, TimeUnit.SECONDS);
   }
 }

@@ -12,6 +12,8 @@ public interface RedisAccess {
     thread.setDaemon(true);
     return thread;
   });
+  /** Replied to a renewal that the library has sent more than once: another one of them may be carried out yet. */
+  Long RENEWED_TWICE = 2L;
 
   /**
    * What an error means: {@link NativeLockException#replied} where the server has answered, {@link
@@ -25,6 +27,16 @@ public interface RedisAccess {
 
   /** Sends a command to the primary that serves its second word. The reply is null, a {@code Long} or {@code byte[]}. */
   CompletableFuture<Object> send(byte[]... command);
+
+  /** The reply to a command that the library has sent so many times, over a new connection or where it was led. */
+  static Object reply(String command, int times, Object reply, Throwable error) {
+    if (times > 1 && (error != null || reply == null && command.equals("LOCK.RELEASE"))) {
+      throw new NativeLockException(NativeLockException.UNANSWERED, "it was sent more than once: " + error, error);
+    } else if (error != null) {
+      throw new CompletionException(error);
+    }
+    return times > 1 && command.equals("LOCK.RENEW") && reply.equals(1L) ? RENEWED_TWICE : reply;
+  }
 
   /** Is called when a command was not answered in time. The connection it went over is not to be used again. */
   default void suspect() {}

@@ -64,7 +64,11 @@ public final class JedisAccess implements RedisAccess {
 
   @Override
   public CompletableFuture<Object> send(byte[]... command) {
-    return CompletableFuture.supplyAsync(() -> jedis.sendCommand(command[1], () -> command[0], rest(command)), THREADS);
+    int[] times = {0};
+    return CompletableFuture.supplyAsync(() -> jedis.sendCommand(command[1], () -> {
+      times[0]++; // Jedis asks for the name each time that it sends the command.
+      return command[0];
+    }, rest(command)), THREADS).handle((reply, error) -> RedisAccess.reply(new String(command[0]), times[0], reply, error));
   }
 
   private HostAndPort address(byte[] key) {

@@ -3,7 +3,6 @@ package redisnativelock.lettuce;
 import io.lettuce.core.*;
 import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.cluster.*;
-import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.output.NestedMultiOutput;
 import io.lettuce.core.protocol.*;
@@ -45,11 +44,11 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     return new LettuceAccess(client, uri, null);
   }
 
-  /** A cluster. */
-  public static LettuceAccess of(RedisClusterClient cluster) {
+  /** A cluster, by a URI of its client's: Lettuce tells of its nodes without the TLS and the credentials of that. */
+  public static LettuceAccess of(RedisClusterClient cluster, RedisURI uri) {
     RedisClient nodes = RedisClient.create(cluster.getResources());
     nodes.setOptions(cluster.getOptions());
-    return new LettuceAccess(nodes, null, cluster);
+    return new LettuceAccess(nodes, uri, cluster);
   }
 
   /** Closes the connection for commands. The client stays open. */
@@ -134,13 +133,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
       }
     };
     to.dispatch(sent);
-    return sent.thenApply(replies -> {
-      Object reply = replies.get(0);
-      if (sent.times > 1 && (reply == null ? "LOCK.RELEASE" : "LOCK.RENEW").equals(new String(command[0]))) {
-        throw new RedisException("Lettuce has sent it again: it may have been carried out before, or may be later");
-      }
-      return reply;
-    });
+    return sent.handle((replies, error) ->
+        RedisAccess.reply(new String(command[0]), sent.times, error == null ? replies.get(0) : null, error));
   }
 
   @Override
@@ -152,11 +146,11 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     if (cluster == null) {
       return uri;
     }
-    RedisClusterNode node = cluster.getPartitions().getPartitionBySlot(slot(key));
+    var node = cluster.getPartitions().getPartitionBySlot(slot(key));
     if (node == null) {
       throw new RedisException("no node of the cluster has slot " + slot(key));
     }
-    return node.getUri();
+    return RedisURI.builder(uri).withHost(node.getUri().getHost()).withPort(node.getUri().getPort()).build();
   }
 
   @Override
@@ -171,14 +165,12 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   }
 
   /** A connection for messages. Lettuce would mend it by itself; here it ends once it is broken. */
-  private final class OwnConnection extends RedisPubSubAdapter<byte[], byte[]>
-      implements Link, RedisConnectionStateListener {
+  private final class OwnConnection extends RedisPubSubAdapter<byte[], byte[]> implements Link, RedisConnectionStateListener {
     private final StatefulRedisPubSubConnection<byte[], byte[]> own;
     private final Consumer<byte[]> messages;
     private final Consumer<Throwable> ended;
 
-    OwnConnection(StatefulRedisPubSubConnection<byte[], byte[]> own, Consumer<byte[]> messages,
-        Consumer<Throwable> ended) {
+    OwnConnection(StatefulRedisPubSubConnection<byte[], byte[]> own, Consumer<byte[]> messages, Consumer<Throwable> ended) {
       this.own = own;
       this.messages = messages;
       this.ended = ended;
