@@ -154,10 +154,10 @@ impl Transition<'_> {
         }
         let (owner, sessions) = (&request.owner, &mut self.table.sessions);
         for (hold, old) in sessions.of_lock(self.key) {
-            let holder = || self.lock.holder(&hold.owner)?.token;
+            let held = || self.lock.holder(&hold.owner)?.token;
             let is_over = old.is_claimed && old.kept_until_ms <= self.now.ms();
-            if is_over && holder() != Some(old.token) {
-                // Its lease ended before anybody noticed.
+            if is_over && held() != Some(old.token) {
+                // Its lease ended before anybody noticed. Its client is to hear of that first.
                 let clients = old.clients.iter();
                 let others = clients.filter(|it| Some(**it) != request.session);
                 self.table.to_close.extend(others);
