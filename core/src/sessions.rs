@@ -154,8 +154,8 @@ impl Sessions {
 
     /// What binds the holds of a lock.
     pub fn of_lock(&self, key: KeyRef<'_>) -> impl Iterator<Item = (&HoldId, &Binding)> {
-        let first = self.hold(key, &Owner::default()).into_iter();
-        first.flat_map(|first| {
+        let first = (!self.is_empty()).then(|| HoldId::new(key, &Owner::default()));
+        first.into_iter().flat_map(|first| {
             let from_first = self.bindings.range(first.clone()..);
             from_first.take_while(move |(hold, _)| hold.key == first.key)
         })

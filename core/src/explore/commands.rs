@@ -36,7 +36,7 @@ impl World {
         seen: &mut Seen,
         mut stored: Lock,
         command: impl FnOnce(&mut Transition<'_>) -> Result<T, LockError>,
-    ) -> (Result<T, LockError>, Step) {
+    ) -> Checked<(Result<T, LockError>, Step)> {
         let (cast, key) = (Rc::clone(&self.cast), seen.key);
         self.step(seen, |table, now, world, step| {
             table.step(cast.key(key), &mut stored, now, world, step, command)
@@ -88,7 +88,7 @@ impl World {
         let (own, was_over) = (self.own(key, number, ask), self.has_place_over(key, number));
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
-        let (result, done) = self.obey(&mut seen, stored, |step| step.acquire(request, wait));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.acquire(request, wait))?;
         // Whether it was told before that it holds the lock.
         let mut was_held = false;
         if let Ok(Acquired::Granted(token)) = result {
@@ -185,7 +185,7 @@ impl World {
             extent,
         };
         seen.gives_up = request.token.is_none() && held.is_none();
-        let (result, done) = self.obey(&mut seen, stored, |step| step.release(&request));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.release(&request))?;
         let client = self.client(at);
         self.say(|_| format!("{result:?}"));
         let known = &mut self.known[key][number];
@@ -240,7 +240,7 @@ impl World {
             lease: lease(lease_ms),
             token,
         };
-        let (result, done) = self.obey(&mut seen, stored, |step| step.renew(&request));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.renew(&request))?;
         let renewed = result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         holds!(invariants::renewals_need_a_hold(
@@ -283,7 +283,7 @@ impl World {
             return Ok(());
         };
         let mut seen = Seen::before(self, key, None);
-        let (result, done) = self.obey(&mut seen, stored, |step| step.break_lock(None));
+        let (result, done) = self.obey(&mut seen, stored, |step| step.break_lock(None))?;
         let broken = result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {

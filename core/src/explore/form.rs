@@ -151,11 +151,8 @@ impl<'n> Form<'n> {
             return self.number(-1);
         };
         let connection = (id / GENERATIONS) as usize - 1;
-        let at = self
-            .names
-            .connections
-            .iter()
-            .position(|&one| one == connection);
+        let mut connections = self.names.connections.iter();
+        let at = connections.position(|&one| one == connection);
         self.number(at.map_or(-2, |at| at as i64));
         // Of those that have ended, none comes back.
         self.flag(self.generations.get(connection) == Some(&(id % GENERATIONS)));

@@ -20,7 +20,7 @@ pub(super) use places::{
     who_asks_again_keeps_its_position,
 };
 pub(super) use steps::{
-    releases_need_a_hold, renewals_need_a_hold, who_is_closed_has_lost_a_session,
+    releases_need_a_hold, renewals_need_a_hold, who_is_to_be_closed_has_lost_a_session,
 };
 
 /// Checks an invariant, whose name is that of its function.

@@ -73,8 +73,8 @@ impl World {
         &mut self,
         seen: &mut Seen,
         take: impl FnOnce(&mut LockTable, Now, &mut dyn table::World, &mut Step) -> T,
-    ) -> (T, Step) {
-        let (mut step, now) = (Step::default(), self.now());
+    ) -> Checked<(T, Step)> {
+        let (mut step, now, before) = (Step::default(), self.now(), self.table.to_close().clone());
         let mut table = std::mem::take(&mut self.table);
         table.settings.acks = (self.replicas > 0).then(|| Acknowledgement {
             replicas: self.replicas,
@@ -84,7 +84,10 @@ impl World {
         });
         let result = take(&mut table, now, &mut Asked { world: self, seen }, &mut step);
         self.table = table;
-        (result, step)
+        holds!(invariants::who_is_to_be_closed_has_lost_a_session(
+            self, &before
+        ))?;
+        Ok((result, step))
     }
 
     /// Publishes the grant of a place. Returns whether anybody hears it.
@@ -327,7 +330,7 @@ impl World {
         self.say(|_| "the timer wakes".to_owned());
         self.retry_at_ms = None;
         self.end_waits()?;
-        self.close_clients()?;
+        self.close_clients();
         for _ in 0..WORK_A_WAKE {
             let Some(due) = self.table.take_due(self.now_ms) else {
                 break;
@@ -338,11 +341,11 @@ impl World {
             self.table.settings.reads_other_keys = true;
             let ((), step) = self.step(&mut seen, |table, now, world, step| {
                 table.do_due(due, stored, now, world, step);
-            });
+            })?;
             self.apply(step, &mut seen)?;
             invariants::check_step(self, &seen)?;
         }
-        self.close_clients()?;
+        self.close_clients();
         self.table.begin_turns_anew();
         Ok(())
     }
@@ -350,10 +353,13 @@ impl World {
     pub(super) fn wake_refused(&mut self) -> Checked {
         self.say(|_| "the timer wakes, and the server refuses writes".to_owned());
         self.end_waits()?;
-        self.close_clients()?;
-        let now = self.now();
+        self.close_clients();
+        let (now, before) = (self.now(), self.table.to_close().clone());
         let again_ms = self.table.put_off_everything(now, WORK_A_WAKE);
-        self.close_clients()?;
+        holds!(invariants::who_is_to_be_closed_has_lost_a_session(
+            self, &before
+        ))?;
+        self.close_clients();
         self.retry_at_ms = again_ms;
         Ok(())
     }
@@ -372,15 +378,12 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn close_clients(&mut self) -> Checked {
+    pub(super) fn close_clients(&mut self) {
         for client in self.table.take_clients_to_close(WORK_A_WAKE) {
-            let at = self.connection_of(client);
-            holds!(invariants::who_is_closed_has_lost_a_session(self, client))?;
-            if let Some(at) = at {
+            if let Some(at) = self.connection_of(client) {
                 self.say(|w| format!("the connection of {} is closed", w.cast.client_name(at)));
                 self.disconnect(at);
             }
         }
-        Ok(())
     }
 }

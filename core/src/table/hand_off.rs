@@ -143,28 +143,26 @@ impl Transition<'_> {
         let held = self.holds_of(&request.owner);
         let in_turn = in_turn && self.has_room();
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
-        let granted = self
-            .lock
-            .acquire(request, before, in_turn, self.now, tokens, effects)?;
+        let lock = &mut *self.lock;
+        let granted = lock.acquire(request, before, in_turn, self.now, tokens, effects)?;
         let Some(token) = granted else {
             return Ok(None);
         };
         if held == 0 {
             self.step.events.push(LockEvent::Acquired);
         }
-        let (owner, sessions) = (&request.owner, &mut self.table.sessions);
+        let (owner, asker, sessions) = (&request.owner, request.session, &mut self.table.sessions);
         for (hold, old) in sessions.of_lock(self.key) {
             let held = || self.lock.holder(&hold.owner)?.token;
             let is_over = old.is_claimed && old.kept_until_ms <= self.now.ms();
             if is_over && held() != Some(old.token) {
                 // Its lease ended before anybody noticed. Its client is to hear of that first.
-                let clients = old.clients.iter();
-                let others = clients.filter(|it| Some(**it) != request.session);
+                let others = old.clients.iter().filter(|it| Some(**it) != asker);
                 self.table.to_close.extend(others);
             }
         }
         let old = sessions.binding_of(self.key, owner);
-        if request.session.is_some() && old.is_some_and(|old| old.token != token) {
+        if asker.is_some() && old.is_some_and(|old| old.token != token) {
             sessions.unbind(self.key, owner);
         }
         self.lease_counts(owner, token, None);

@@ -209,6 +209,11 @@ impl LockTable {
         }
     }
 
+    /// Whose connections are to be closed.
+    pub(crate) fn to_close(&self) -> &std::collections::BTreeSet<ClientId> {
+        &self.to_close
+    }
+
     /// Returns whether all that is kept twice agrees.
     pub(crate) fn agree(&self) -> bool {
         let out = |id| self.outbox.get(id);

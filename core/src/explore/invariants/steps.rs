@@ -134,13 +134,14 @@ pub(in crate::explore) fn renewals_need_a_hold(
     held.as_ref().filter(has_token).is_some() == renewed
 }
 
-/// The server closes no connection that has not lost a session's hold.
-pub(in crate::explore) fn who_is_closed_has_lost_a_session(
+/// The server begins to close no connection that has not lost a session's hold. Before it is
+/// closed, its owner may ask for the lock anew, and release it.
+pub(in crate::explore) fn who_is_to_be_closed_has_lost_a_session(
     world: &World,
-    client: ClientId,
+    before: &BTreeSet<ClientId>,
 ) -> bool {
-    let mut known = world.known.iter().flatten();
-    let was_bound = known.any(|known| known.tied.is_some_and(|tied| tied.has(client)));
-    // Before it is closed, its owner may release the lock elsewhere.
-    was_bound || world.replicas > 0 || world.connection_of(client).is_none()
+    let known = || world.known.iter().flatten();
+    let was_bound = |client| known().any(|it| it.tied.is_some_and(|tied| tied.has(client)));
+    let mut begun = world.table.to_close().difference(before).copied();
+    begun.all(|it| was_bound(it) || world.replicas > 0 || world.connection_of(it).is_none())
 }
