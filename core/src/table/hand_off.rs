@@ -161,8 +161,8 @@ impl Transition<'_> {
                 self.table.to_close.extend(others);
             }
         }
-        let old = sessions.binding_of(self.key, owner);
-        if asker.is_some() && old.is_some_and(|old| old.token != token) {
+        let old = asker.and_then(|_| sessions.binding_of(self.key, owner));
+        if old.is_some_and(|old| old.token != token) {
             sessions.unbind(self.key, owner);
         }
         self.lease_counts(owner, token, None);
