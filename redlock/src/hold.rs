@@ -139,13 +139,12 @@ impl Hold {
             why => why,
         };
         let mut parts = self.parts();
-        let parts = parts
+        let guards = parts
             .iter_mut()
-            .map(|part| std::mem::replace(part, Part::No));
-        let guards = parts.filter_map(|part| match part {
-            Part::Held(guard) => Some(guard),
-            _ => None,
-        });
+            .filter_map(|part| match std::mem::replace(part, Part::No) {
+                Part::Held(guard) => Some(guard),
+                _ => None,
+            });
         let guards = guards.collect();
         let mut before = None;
         self.over.send_if_modified(|over| {
