@@ -144,9 +144,9 @@ public final class Locks implements AutoCloseable {
   /** One channel for this process; in a cluster one for each slot. */
   byte[] channel(byte[] key) {
     int slot = access.slot(key);
-    Stream<String> words = Stream.iterate(0, word -> word + 1).map(String::valueOf);
     return Wire.bytes(slot < 0 ? channel : channel + "{" + TAGS.computeIfAbsent(slot, absent ->
-        words.filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow()) + "}");
+        Stream.iterate(0, word -> word + 1).map(String::valueOf)
+            .filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow()) + "}");
   }
 
   /** Where this process hears that channel already, or null. */
