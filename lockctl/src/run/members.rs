@@ -85,6 +85,7 @@ impl Process {
         // The name may have any characters in it.
         let (head, fields) = line.rsplit_once(") ")?;
         let (pid, name) = head.split_once(" (")?;
+        // Each number is that of proc(5), less three.
         let fields: Vec<_> = fields.split(' ').collect();
         let number = |nth: usize| fields.get(nth)?.parse().ok();
         Some(Self {
